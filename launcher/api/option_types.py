@@ -30,7 +30,6 @@ class Options(TypedDict, total=False):
     env: str | Sequence[str] | Mapping[str, str | int | float | None] | None
     env_file: Files
     exclude: Texts
-    fetch: Files
     for_: Time
     gpus: int | Literal["auto"] | None
     hang_timeout: Time

@@ -35,7 +35,7 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
 
     Ctrl-C leaves, and the run continues. Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
-    from launcher.cli.result_files import fetch_asked, fetch_logs
+    from launcher.cli.fetch import fetch_logs
 
     found = find_run(run, controller, ssh_config)
     if find_asker() is None:
@@ -49,7 +49,6 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
         return 0
     try:
         fetch_logs(found, Path("logs"), is_chosen=False)
-        fetch_asked(found, Path("logs"))
     except ControllerLost as error:
         show_error(error)
     except LauncherError as error:

@@ -38,7 +38,6 @@ from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs import host_history
 from launcher.runs.code_version import CodeQuestion
-from launcher.runs.execution import find_checkpoints
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import ALL_RUN, QUEUED, Opener, RunOptions
 from launcher.session.session import Session
@@ -93,7 +92,7 @@ def run_planted(
         if not request.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
         question.keep(partial(keep_version, runs, run_id))
-        with keep_origin(runs, run_id, job_here, everyone, find_checkpoints(job, run_id), options.until_at):
+        with keep_origin(runs, run_id, job_here, everyone, request, options.until_at):
             code = _attach(planting)
     except KeyboardInterrupt:
         if planting.was_refused:
@@ -105,7 +104,7 @@ def run_planted(
         if planting.was_refused:
             runs.discard(own_id)
     if code is not None:
-        return code if planting.was_refused else _conclude(planted, code, request)
+        return code if planting.was_refused else _conclude(planted, code)
     why = QUEUED if planting.is_queued else ALL_RUN
     return _leave(planted, controller, everyone, open_transport((controller,), _say_nothing), job, request, why)
 
@@ -180,25 +179,19 @@ def _leave(
         print(json.dumps(dated("detached", run=run.id, name=request.name, controller=controller.name)), flush=True)
     if code is not None:
         tell(f"launch: run {run.id} has ended meanwhile, exit code {code} (launch attach shows how)")
-        return _conclude(run, code, request)
+        return _conclude(run, code)
     if request.as_json:
         return 0
     tell(f"launch: {why}; run {run.id} continues without this terminal")
     for command, purpose in {**HINTS, "launch fetch": "copy its logs to this machine"}.items():
         tell(f"  {command:<15} {purpose}")
-    if request.fetch:
-        tell("launch: launch attach copies the files of --fetch once the run has ended")
     return 0
 
 
-def _conclude(run: RemoteRun, code: int, request: Request) -> int:
-    """Say where the logs of a run are that has ended, or bring what was asked for; return its exit code."""
+def _conclude(run: RemoteRun, code: int) -> int:
+    """Say where the logs of a run are that has ended; return its exit code."""
     if code not in (0, EXIT_UNREACHABLE, *_STOPPED):
         tell(f"launch: the logs are on {run.way.name}; fix: copy them with launch fetch")
-    if request.fetch and code != EXIT_UNREACHABLE:
-        from launcher.cli.result_files import fetch_asked
-
-        fetch_asked(run, request.log_dir)
     return code
 
 

@@ -13,14 +13,15 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.request import FILE, Option, Place
+from launcher.cli.options.request import FILE, Option, Place, Request
 from launcher.cli.options.toml_files import current_directory
-from launcher.cli.typed_command import Typed, load_command, parse_options, read_typed
+from launcher.cli.typed_command import Typed, load_command, read_typed
 from launcher.clock import wall_clock
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
@@ -28,6 +29,8 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job
 from launcher.job.tree import NAME_CHARACTERS
 from launcher.job.variables import HIDDEN
+from launcher.runs.execution import find_checkpoints
+from launcher.transports.settings import TransportSettings
 from launcher.wording import count
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 AGAIN_VARIABLE = "LAUNCH_AGAIN_OF"
 _CHECKPOINTS = "/checkpoints"
 _FAREWELL_S = 5.0  # for the code to be kept, at the end of a run
+_LOGIN = ("name", "user", "port", "enter")  # of a host
+_ON_THIS_MACHINE = ("singlenode", "node", "demo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +65,11 @@ def find_repetition() -> Repetition | None:
 # ---- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def describe_typed(job: Job, hosts: Sequence[Host], checkpoints: str | None, until_at: float | None) -> dict[str, Any]:
-    """Return how this command was typed, as JSON values.
-
-    checkpoints: where the built-in trainer saves, if known; until_at: what --until meant.
-    """
-    context, repetition = click.get_current_context(), find_repetition()
+def describe_typed(
+    run_id: str, job: Job, hosts: Sequence[Host], request: Request, until_at: float | None
+) -> dict[str, Any]:  # fmt: skip
+    """Return how this command was typed and its hosts are reached, as JSON values; until_at: what --until meant."""
+    repetition, checkpoints = find_repetition(), find_checkpoints(job, run_id)
     return {
         **asdict(read_typed()),
         "directory": str(current_directory()),
@@ -75,7 +79,13 @@ def describe_typed(job: Job, hosts: Sequence[Host], checkpoints: str | None, unt
         "is_trainer": job.program.is_trainer,
         "is_default": job.program == DEFAULT_PROGRAM,
         "save_dir": None if checkpoints is None else checkpoints.removesuffix(_CHECKPOINTS),
-        "fetch": [*(context.params.get("fetch") or ())],
+        "reach": {
+            "hosts": [{name: getattr(host, name) for name in _LOGIN} for host in hosts],
+            "transport": request.transport,
+            "ssh_config": None if request.ssh_config is None else str(request.ssh_config.absolute()),
+            "ask_password": request.ask_password,
+            "python": request.python,
+        },
         "until_at": until_at,
         "first": repetition.first_id if repetition is not None and repetition.continues else None,
     }
@@ -83,13 +93,13 @@ def describe_typed(job: Job, hosts: Sequence[Host], checkpoints: str | None, unt
 
 @contextlib.contextmanager
 def keep_origin(
-    runs: RunList, run_id: str, job: Job, hosts: Sequence[Host], checkpoints: str | None, until_at: float | None
+    runs: RunList, run_id: str, job: Job, hosts: Sequence[Host], request: Request, until_at: float | None
 ) -> Iterator[None]:
     """Keep how this run was typed, and the code that it sends, while the block runs; see `describe_typed`."""
     from launcher.concurrency import start_thread
     from launcher.runs.run_list import ORIGIN
 
-    runs.keep(run_id, ORIGIN, json.dumps(describe_typed(job, hosts, checkpoints, until_at)).encode())
+    runs.keep(run_id, ORIGIN, json.dumps(describe_typed(run_id, job, hosts, request, until_at)).encode())
     thread = None
     if job.tree is not None:
         with contextlib.suppress(LauncherError):  # no thread is left; the run itself will say so, or do without
@@ -136,9 +146,26 @@ def read_origin(runs: RunList, run_id: str) -> dict[str, Any]:
     try:
         typed_of(found)
         return {**found, "directory": str(found["directory"]), "hosts": [*map(str, found["hosts"])]}
-    except (LookupError, TypeError, ValueError):
-        text = f"how run {run_id} was started isn't kept on this machine"
-        raise UsageError(text, "run launch again where it was started, or start it as its run.json says") from None
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise _describe_unkept(run_id) from None
+
+
+def _describe_unkept(run_id: str) -> UsageError:
+    text = f"how run {run_id} was started isn't kept on this machine"
+    return UsageError(text, "use the machine where it was started, or start it as its run.json says")
+
+
+def read_reach(runs: RunList, run_id: str) -> tuple[dict[str, Host], TransportSettings | None, str | None]:
+    """Return the hosts and spares of a run by name, how it reached them (None: without a login), and its --python."""
+    origin = read_origin(runs, run_id)
+    try:
+        reach = origin["reach"]
+        hosts = {each["name"]: Host(**{name: each[name] for name in _LOGIN}) for each in reach["hosts"]}
+        config = Path(reach["ssh_config"]) if reach["ssh_config"] else None
+        settings = TransportSettings(reach["transport"], config, bool(reach["ask_password"]))
+        return hosts, None if origin["command"] in _ON_THIS_MACHINE else settings, reach["python"]
+    except (AttributeError, LookupError, TypeError, ValueError):  # it is damaged, or an earlier version wrote it
+        raise _describe_unkept(run_id) from None
 
 
 def _read_json(runs: RunList, run_id: str, name: str) -> dict[str, Any]:
@@ -151,15 +178,9 @@ def _read_json(runs: RunList, run_id: str, name: str) -> dict[str, Any]:
 
 
 def typed_of(origin: Mapping[str, Any]) -> Typed:
-    """Return a kept command line; raise LookupError, TypeError or ValueError if it is damaged.
-
-    Raise click.UsageError if it has an option that is gone.
-    """
-    command, options = str(origin["command"]), origin["options"]
-    if isinstance(options, list):  # of version 0.2: the words of each option
-        options, _ = parse_options(load_command(command), [str(word) for group in options for word in group])
-    options = {str(name): _read_value(value) for name, value in options.items()}
-    return Typed(command, options, tuple(map(str, origin["words"])))
+    """Return a kept command line; raise AttributeError, LookupError, TypeError or ValueError if it is none."""
+    options = {str(name): _read_value(value) for name, value in origin["options"].items()}
+    return Typed(str(origin["command"]), options, tuple(map(str, origin["words"])))
 
 
 def _read_value(value: Any) -> Any:

@@ -24,7 +24,6 @@ from launcher.cli.options.request import (
     CONTROLLER,
     DETACH,
     DRY_RUN,
-    FETCH,
     HANGS,
     HOSTS,
     JOB,
@@ -50,7 +49,7 @@ from launcher.job.job import Job
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
     CONFIG, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES,
     DRY_RUN.but(help="Print each host's command; contact no host."), CHECK, NO_CHECK, *CLAIMS, *OUTPUT, DETACH,
-    CONTROLLER, NOTIFY, FETCH, WORDS,
+    CONTROLLER, NOTIFY, WORDS,
 ])  # fmt: skip
 @gather
 def command(*, request: Request) -> int:
@@ -71,10 +70,6 @@ def command(*, request: Request) -> int:
     chosen, settings = choose_way(request.reach, (*hosts, *spares))
     if request.queue is not None and chosen.name == "srun":
         raise UsageError("--queue works only outside of Slurm jobs, whose GPUs nobody else has", "omit it")
-    if request.fetch:
-        from launcher.cli.result_files import refuse_transport
-
-        refuse_transport(chosen, "--fetch")
     if request.dry_run and not request.check:
         code = print_dry_run(job, hosts[: request.num_nodes], request)
         if spares and not request.as_json:

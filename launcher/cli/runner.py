@@ -28,7 +28,7 @@ from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import create_record
 from launcher.runs import host_history
 from launcher.runs.code_version import keep_code_version
-from launcher.runs.execution import execute_job, find_checkpoints, listed
+from launcher.runs.execution import execute_job, listed
 from launcher.runs.result import Result
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
@@ -39,13 +39,9 @@ def run_job(
     spares: Sequence[Host] = (), *, with_history: bool = False,
 ) -> int:  # fmt: skip
     """Run the job to its end and return the exit code; with_history: say what went wrong with its hosts in others."""
-    result, folder = run_recorded(
+    result, _ = run_recorded(
         job, hosts, open_transport, request, run_options, spares, with_history=with_history, is_last=True
     )
-    if request.fetch:
-        from launcher.cli.result_files import fetch_at_end
-
-        fetch_at_end(folder, request.fetch, [*hosts, *spares], open_transport, job)
     return result.exit_code
 
 
@@ -74,10 +70,9 @@ def run_recorded(
         leave = partial(detachment.leave, console, record) if detachment is not None else None
         is_needed = detachment is not None
         kept = partial(keep_version, runs, record.run_id)
-        checkpoints = find_checkpoints(job, record.run_id)
         with (
             listed(runs, record, is_needed=is_needed) as entry,
-            keep_origin(runs, record.run_id, job, (*hosts, *spares), checkpoints, run_options.until_at),
+            keep_origin(runs, record.run_id, job, (*hosts, *spares), request, run_options.until_at),
             keep_code_version(job, record, kept),
         ):
             names = [host.name for host in (*hosts, *spares)]
@@ -95,10 +90,6 @@ def run_recorded(
 
 def read_run_options(request: Request) -> RunOptions:
     """Return the options of a run, as far as the request determines them."""
-    if request.fetch:
-        from launcher.cli.result_files import refuse_patterns
-
-        refuse_patterns(request.fetch, "--fetch ")
     if request.until is not None and request.for_s is not None:
         raise UsageError("--until and --for are both given", "pass only one of them")
     return RunOptions(

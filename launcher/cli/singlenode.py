@@ -14,7 +14,6 @@ from launcher.cli.options.request import (
     CLAIMS,
     DETACH,
     DRY_RUN,
-    FETCH,
     HANGS,
     JOB,
     NO_CHECK,
@@ -29,8 +28,7 @@ from launcher.cli.repetition import tell_changes
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
-    CONFIG, *JOB, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT, DETACH, NOTIFY,
-    FETCH.but(help="After the run, copy PATH to logs/RUN-fetched."), WORDS,
+    CONFIG, *JOB, *HANGS, *RESTARTS, DRY_RUN, NO_CHECK, *CLAIMS, *OUTPUT, DETACH, NOTIFY, WORDS,
 ])  # fmt: skip
 @gather
 def command(*, request: Request) -> int:

@@ -232,7 +232,7 @@ def uncopied_lines(census: Census) -> list[str]:
         more = [f"{number - len(named)} more"] if number > len(named) else []
         lines.append(f"  {fold_names(where)}: not copied from LAUNCH_FILES: {listed([*named, *more])}")
     more_hosts = sum(map(len, list(hosts.values())[_MAX_LEFT:]))
-    fix = "    fix: write to the working directory instead, and copy from there with --fetch PATH"
+    fix = "    fix: write to the working directory instead, and copy from there with launch fetch RUN PATH"
     return [*lines, *([f"  and on {more_hosts} more"] if more_hosts else []), fix] if lines else []
 
 

@@ -222,11 +222,11 @@ def test_options_become_words() -> None:
     options: dict[str, Any] = {
         "hosts": ["gpu1", "gpu2"], "gpus": 8, "env_file": [Path("a.env"), "b.env"], "env": {"A": "1", "B": None},
         "sync": True, "queue": False, "cpu": False, "stacks": False, "name": None, "for_": "6h", "ranks": [0, 8],
-        "fetch": "-x",
+        "link": "-x",
     }  # fmt: skip
     assert as_words(options) == [
         "--hosts=gpu1,gpu2", "--gpus=8", "--env-file=a.env", "--env-file=b.env", "--env=A=1", "--env=B", "--sync",
-        "--no-queue", "--no-cpu", "--no-stacks", "--for=6h", "--ranks=0,8", "--fetch=-x",
+        "--no-queue", "--no-cpu", "--no-stacks", "--for=6h", "--ranks=0,8", "--link=-x",
     ]  # fmt: skip
 
 

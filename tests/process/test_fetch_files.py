@@ -348,12 +348,9 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     def call(*words: str, code: int = 0) -> str:
         return run_launch(*words, cwd=tmp_path, code=code).stderr
 
-    said = call(*words[:-2], "--fetch", "outputs/*.txt", "sh", "-c",
-                "mkdir outputs; echo 1 | tee outputs/model.pt outputs/log.txt; exit 3", code=3)  # fmt: skip
+    call(*words, "mkdir outputs; echo 1 | tee outputs/model.pt outputs/log.txt; exit 3", code=3)
     run_id = (tmp_path / "logs/latest").readlink().name
-    assert said.splitlines()[-1].startswith("launch: copied 1 file (2 bytes) of ")
-    said = call(*words[:-2], "--fetch", "/etc/passwd", "sh", "-c", "exit", code=2)
-    assert said.startswith("launch: --fetch '/etc/passwd' must be relative")
+    assert "launch: copied 1 file (2 bytes) of " in call("fetch", run_id, "outputs/*.txt")
     said = call("fetch", run_id, "outputs/", "*.none")
     name = next((tmp_path / "logs" / f"{run_id}-fetched").iterdir()).name
     assert (

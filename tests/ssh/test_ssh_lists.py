@@ -9,17 +9,15 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import click
 import pytest
 from launching import Done, Launch, shell
 from machines.patience import slowed
 
 from launcher.cli import find_run
 from launcher.cli import main as cli
-from launcher.cli.result_files import fetch_asked
 from launcher.controller import remote_launcher
 from launcher.hosts.host import Host
-from launcher.runs.run_list import ORIGIN, RemoteRun, RunList, Way
+from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_rows import RunRow
 
 ROW = RunRow(
@@ -144,24 +142,6 @@ def test_a_run_whose_end_was_seen_before_its_host_was_reinstalled(launch: Launch
     says = f"{SAYS}; what launch ps saw last: failed, node1 rank 0: no data"
     assert call(launch, "wait", "base", code=7) == [says]
     assert call(launch, "logs", "base", code=2) == [says, f"  fix: {FORGET}"]
-
-
-def test_files_of_a_run_whose_host_can_t_be_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """`launch attach` says what is known of the run, and names no command that would meet the same."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    runs = RunList.of_user(os.environ)
-    run = RemoteRun(runs.take_id(NOW, "token"), Way("gone.invalid"), None, time.time())
-    runs.add(run)
-    typed = {"command": "run", "options": [], "words": [], "has_dashes": False, "notified": False}
-    runs.keep(run.id, ORIGIN, json.dumps({**typed, "directory": "/", "hosts": [], "fetch": ["out"]}).encode())
-    with click.Context(click.Command("attach")):
-        fetch_asked(run, tmp_path / "logs")
-    said = capfd.readouterr().err.splitlines()
-    assert said[0] == "launch: gone.invalid: the name gone.invalid is not known"
-    assert said[-2].startswith(f"launch: only gone.invalid knows whether run {run.id} continues; it was started ")
-    assert said[-1].startswith("  fix: try again when gone.invalid responds;") and "launch fetch" not in said[-1]
 
 
 def test_hosts_that_can_t_be_asked_for_their_runs(launch: Launch) -> None:

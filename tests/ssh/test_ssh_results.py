@@ -15,11 +15,10 @@ def test_results_come_from_all_hosts(launch: Launch) -> None:
     """Also from another directory, if --ssh-config is relative to that of the run."""
     (launch.folder / "config").write_text(launch.ssh_config.read_text())
     script = "mkdir -p outputs; echo $RANK >outputs/$RANK"
-    done = replace(launch, ssh_config=Path("config")).run("--fetch", "outputs/0", *shell(script))
+    done = replace(launch, ssh_config=Path("config")).run(*shell(script))
     assert done.exit_code == 0, str(done)
     run = (launch.folder / "logs/latest").readlink().name
     copies = launch.folder / f"logs/{run}-fetched"
-    assert done.stderr.endswith(f"launch: copied 1 file (2 bytes) of node1 to {copies}/node1\n")
     elsewhere = replace(launch, folder=launch.folder / "outputs")
     done = elsewhere.run_command("fetch", "--all", "--log-dir", "../logs", run, "outputs/")
     assert done.exit_code == 0, str(done)

@@ -20,6 +20,7 @@ GONE = {
     "--legacy": "--start plain",
     "--no-samples": "leave it out: a sample takes no time of the ranks",
     "top --controller": "launch top --hosts LIST",
+    "--fetch": "launch fetch RUN PATH, after the run or during it",
     "--queue-timeout": "--queue 2h",
     "--survive-reboots": "launch again RUN, after a reboot of its controller host",
 }

@@ -562,11 +562,6 @@ class Request:
         "--notify", metavar="CMD", help="Run CMD in a shell when the run ends, restarts or waits long.",
         heading="Background", in_file=True, is_secret=True, is_rare=True,
     )
-    fetch: tuple[str, ...] = _option(  # files to copy from node 0 after the run
-        "--fetch", metavar="PATH", multiple=True,
-        help="After the run, copy PATH (outputs/) from node 0 to logs/RUN-fetched.",
-        heading="Output", in_file=True,
-    )
 
     # What test-distributed tests.
     processes: int = 1  # on each host
@@ -602,8 +597,7 @@ def _options(names: str) -> tuple[Option, ...]:
 
 ENTER, CPU, WORKDIR, PYTHON, ENV = _options("enter cpu workdir python env")
 MASTER_ADDR, DRY_RUN, CHECK, NO_CHECK, STEP_TIMEOUT = _options("master_addr dry_run check no_check timeout")
-LOAD, AS_JSON, DETACH, CONTROLLER = _options("gpus_under_load as_json detach controller")
-NOTIFY, FETCH = _options("notify fetch")
+LOAD, AS_JSON, DETACH, CONTROLLER, NOTIFY = _options("gpus_under_load as_json detach controller notify")
 HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
 HOSTS = _options("hosts hostfile include exclude num_nodes")
 # What has no effect on a transport without SSH.
@@ -633,7 +627,7 @@ OPTIONS = {
     option.name: option
     for option in (
         SCRIPT, *HOSTS, *REACH, *SYNC, MASTER_ADDR, *JOB, *HANGS, *RESTARTS, *SPARES, DRY_RUN, CHECK, NO_CHECK,
-        *CLAIMS, *OUTPUT, DETACH, CONTROLLER, NOTIFY, FETCH,
+        *CLAIMS, *OUTPUT, DETACH, CONTROLLER, NOTIFY,
     )
 }  # fmt: skip
 NAME_HOSTS = ("hosts", "hostfile")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main as cli
+from launcher.cli.fetch import fetch_logs
 from launcher.cli.options.file_owners import find_other_writer, refuse_strange_folder
-from launcher.cli.result_files import fetch_logs
 from launcher.errors import EXIT_USAGE, UsageError
 from launcher.runs.run_list import RemoteRun, Way
 

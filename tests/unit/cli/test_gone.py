@@ -20,6 +20,7 @@ TYPED = {
     "check --hosts a --accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",
     "run --hosts a --sync-secrets t.py": "git add for what may be sent",
     "run --hosts a --queue --queue-timeout 2h t.py": "--queue 2h",
+    "run --hosts a --fetch o t.py": "launch fetch RUN PATH, after the run or during it",
     "run --hosts a --claim-cpus t.py": "a run on GPUs, which claims them",
     "run --hosts a:8 --colon slots t.py": "host:8 for slots, host:2222 for a port",
     "run --hosts a --legacy t.py": "--start plain",

@@ -181,7 +181,7 @@ TYPES = {
     ("bool",): "ask-password cpu detach no-check no-numa quiet stacks",
     ("int", "str"): "gpus nproc num-nodes master-port restarts spares min-nodes",
     ("int", "float", "str"): "connect-timeout silence stop-timeout rdzv-timeout hang-timeout for sync-limit",
-    ("str", "strings"): "hosts include exclude ranks env env-file link fetch script",
+    ("str", "strings"): "hosts include exclude ranks env env-file link script",
     ("bool", "str"): "sync",
     ("bool", "int", "float", "str"): "queue",
 }

@@ -65,15 +65,6 @@ def test_what_was_typed_comes_back(options: list[list[str]], args: list[str], ha
     assert parse(found.rest).params == context.params
 
 
-def test_a_run_of_version_0_2_is_read() -> None:
-    """It kept the words of each option, as they were typed."""
-    options = [["--hosts", "a,b"], ["--gpus=2"], ["--env", "A=1"], ["--env", "B=2"], ["-q"], ["--no-sync"]]
-    found = typed_of({"command": "run", "options": options, "words": ["train.py", "--lr", "1"], "has_dashes": False})
-    assert shlex.join(found.line) == "--hosts a,b --gpus 2 --env A=1 --env B=2 -q --no-sync train.py --lr 1"
-    with pytest.raises(click.NoSuchOption):
-        typed_of({"command": "run", "options": [["--note", "x"]], "words": []})
-
-
 @pytest.mark.parametrize(
     ("typed", "kept", "lacks"),
     [
@@ -200,7 +191,7 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with RUN.make_context("run", [*words]):
         tree, _ = read_tree(Request(sync=""), None, root)
         job = Job(Program(ProgramKind.SCRIPT, "train.py"), tree=tree)
-        with keep_origin(runs, run_id, job, [Host("a", source="test")], None, None):
+        with keep_origin(runs, run_id, job, [Host("a", source="test")], Request(), None):
             pass
     entry.end(Result(3, 1.0, Census({}, {})))
     entry.close(is_kept=True)
@@ -303,7 +294,10 @@ def read_bytes_of_first(sent: Path) -> bytes:
     return (sent.parent / ".local/state/launch/runs/20261120-091233/origin.json").read_bytes()
 
 
-@pytest.mark.parametrize("data", [b"{}", b'{"command": "run", "options": [["--hosts", "a"]], "words": []}', b"\xff"])
+OF_VERSION_0_2 = b'{"command": "run", "options": [["--hosts", "a"]], "words": [], "directory": "/", "hosts": []}'
+
+
+@pytest.mark.parametrize("data", [b"{}", OF_VERSION_0_2, b"\xff"])
 def test_an_origin_that_is_damaged(sent: Path, data: bytes) -> None:
     RunList.of_user(os.environ).keep("20261120-091233", ORIGIN, data)
     with pytest.raises(UsageError, match="isn't kept on this machine"):

@@ -147,7 +147,6 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "quiet": (True, True), "ranks": ("0,8", "0,8"), "as_json": (True, True),
     "log_dir": ("l", Path("l")), "name": ("n", "n"), "verbose": (True, True),
     "detach": (True, True), "controller": ("a", "a"), "notify": ("x", "x"),
-    "fetch": (["o/", "p"], ("o/", "p")),
 }  # fmt: skip
 
 
@@ -171,7 +170,7 @@ def test_an_option_comes_whole_from_each_source(
     flags = {name: max(OPTIONS[name].opts, key=len)[2:] for name in names}
     words = as_words({flags[name].replace("-", "_"): SAMPLES[name][0] for name in names})
     assert parse_run(words) == request
-    if option.name not in ("env", "env_file", "fetch", "link", "stacks") and not option.is_flag:
+    if option.name not in ("env", "env_file", "link", "stacks") and not option.is_flag:
         assert parse_run([part for word in words for part in word.split("=", 1)]) == request
     if not option.is_secret:
         options, _ = parse_options(run_command, words)

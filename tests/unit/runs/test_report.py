@@ -321,7 +321,7 @@ def test_what_ranks_left_that_did_not_come() -> None:
         "  gpu1: not copied from LAUNCH_FILES: 'x\\udcff' (unusable name)",
         "  gpu[2-3]: not copied from LAUNCH_FILES: a0 (over 1000 files), a1 (over 1000 files), a2 (over 1000 files), "
         "a3 (over 1000 files), a4 (over 1000 files) and 395 more",
-        "    fix: write to the working directory instead, and copy from there with --fetch PATH",
+        "    fix: write to the working directory instead, and copy from there with launch fetch RUN PATH",
     ]
     different = {f"gpu{number}": (1, ((str(number), "no file"),)) for number in range(12)}
     assert uncopied_lines(Census({}, {}, uncopied=different))[-2] == "  and on 2 more"
