@@ -26,9 +26,9 @@ from launcher.output.lines import STDERR
 
 if TYPE_CHECKING:
     from launcher.commands.top import Show
+    from launcher.commands.top_screen import RunNow
     from launcher.output.style import Line
     from launcher.runs.run_list import ListedRun, RemoteRun
-    from launcher.runs.samples import RunNow
 
 _LINES_BELOW = 1  # the table
 
@@ -79,8 +79,8 @@ def _find_run(word: str | None) -> ListedRun | RemoteRun | None:
 def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
     from launcher.cli.find_run import take_samples
     from launcher.commands.top import watch_run
+    from launcher.commands.top_screen import parse_now
     from launcher.runs.run_list import RemoteRun
-    from launcher.runs.samples import parse_now
 
     has_shown = False
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from launcher.clock import iso_time, wall_clock
 from launcher.commands.free import look
 from launcher.commands.run_answers import is_running
+from launcher.commands.top_screen import HostNow, RunNow, now_as_text
 from launcher.errors import EXIT_UNREACHABLE
-from launcher.job.facts import BoxClaim, GpuUse, HostSample, NodeFacts
+from launcher.job.facts import BoxClaim, GpuSample, GpuUse, HostSample, NodeFacts
 from launcher.node import messages
 from launcher.runs.odd_gpus import INTERVAL_S, OddWatch, Samples
 from launcher.runs.run_list import ListedRun
 from launcher.runs.run_state import Activity
-from launcher.runs.samples import PERIOD_S as SAMPLES_S
-from launcher.runs.samples import HostNow, RunNow, now_as_text, read_now, want_now
+from launcher.runs.samples import FILE
 from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
@@ -25,7 +27,8 @@ from launcher.session.signals import Interrupted
 PERIOD_S = 2.0
 _CLAIMS_S = 10.0  # between two looks for claims
 _LOOK_S = 0.5  # between two looks for something new
-_SILENT_S = 2.5 * SAMPLES_S  # without anything new: no ranks run
+_SILENT_S = 2.5 * INTERVAL_S  # without anything new: no ranks run
+_TAIL_BYTES = 1 << 20  # of the samples of a run: of the last interval of 1,000 hosts
 
 Show = Callable[[RunNow], object]
 
@@ -128,26 +131,66 @@ async def watch_hosts(session: Session, show: Show, *, once: bool) -> int:
 
 
 def watch_run(run: ListedRun) -> Iterator[RunNow]:
-    """Yield what the hosts of a run do, whenever it has told that anew, until it ends; else what the run does."""
-    last, heard_at = 0.0, time.monotonic()
+    """Yield what the hosts of a run do, whenever its samples have something new, until it ends; else what it does."""
+    path, hosts, odd = run.folder / FILE, dict[str, HostNow](), dict[str, list[str]]()
+    position, told = -1, ""
+    began_at = wall_clock()
     while is_running(run):
-        want_now(run.folder)
-        now = read_now(run.folder)
-        if now is not None and now.at != last:
-            last, heard_at = now.at, time.monotonic()
-            yield now
-        elif time.monotonic() - heard_at > _SILENT_S:
-            heard_at = time.monotonic()
-            yield RunNow(wall_clock(), doing=_describe_silence(run))
+        lines, position = _read_on(path, position)
+        for name, host, texts in filter(None, map(_read_line, lines)):
+            hosts[name], odd[name] = host, texts
+        heard_at = max((host.at for host in hosts.values()), default=0.0)
+        recent = {name: host for name, host in hosts.items() if host.at > heard_at - _SILENT_S}
+        now = wall_clock()
+        if now - heard_at < _SILENT_S:
+            if lines:
+                yield RunNow(now, recent, tuple(text for name in recent for text in odd[name]))
+            told = ""
+        elif (doing := _describe_silence(run, now - max(began_at, heard_at))) != told:
+            told = doing
+            if doing:
+                yield RunNow(now, doing=doing)
         time.sleep(_LOOK_S)
 
 
-def _describe_silence(run: ListedRun) -> str:
-    """Return why the hosts of a run tell nothing."""
+def _describe_silence(run: ListedRun, seconds: float) -> str:
+    """Return why the hosts of a run have told nothing for these seconds; empty if they soon may."""
     doing = run.read_doing(time.time())
-    if doing is not None and doing.what is not Activity.RUNNING:
-        return str(doing)
-    return "no samples (just started, or a full disk)"
+    if seconds < _SILENT_S and (doing is None or doing.what in (Activity.STARTING, Activity.RUNNING)):
+        return ""
+    is_at_work = doing is None or doing.what is Activity.RUNNING
+    return "no samples (a full disk)" if is_at_work else str(doing)
+
+
+def _read_on(path: Path, position: int) -> tuple[list[bytes], int]:
+    """Return the whole lines from a position on, of a negative one those at the end, and where they end."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(position if position >= 0 else max(0, size - _TAIL_BYTES))
+            *lines, rest = file.read(size).split(b"\n")
+            return lines, file.tell() - len(rest)
+    except OSError:  # no interval is over yet
+        return [], 0
+
+
+def _read_line(line: bytes) -> tuple[str, HostNow, list[str]] | None:
+    """Return which host a line is about, what that did, and what stood out there; None for any other line."""
+    gpus, ranks = [], {}
+    try:
+        found = json.loads(line)
+        for index, row in found["gpus"].items():
+            busy, used, power, temperature, clock, reasons, rank, memory, limit, top = row
+            name = found["model"]
+            gpus.append(GpuSample(int(index), name, busy, used, memory, power, limit, temperature, clock, top, reasons))
+            ranks |= {index: rank} if rank is not None else {}
+        cpu, load, free, network = (found[name] for name in ("cpu", "load", "disk_free", "network"))
+        memory, used = (found[name] and int(found[name] * 1024) for name in ("memory_gib", "memory_used_gib"))
+        host = HostSample(cpu, load, memory, used, None, free, network)
+        now = HostNow(found["at"], host, tuple(gpus), found.get("error"), ranks=ranks)
+        return found["host"], now, found.get("odd", [])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None  # it is about something that stands out, or of an earlier version
 
 
 def print_now(run: ListedRun) -> int:

@@ -1,22 +1,58 @@
 """How `launch top` shows what the GPUs of all hosts do: as much of it as fits on the screen. Pure."""
 
-from __future__ import annotations
-
+# The types of fields are looked at by launcher.forms, so annotations are not postponed.
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass, field, replace
 from textwrap import wrap
+from typing import Annotated
 
+from launcher.forms import AS_ROW, FormError, Most, Within, load_json, reader_of
 from launcher.hosts.ranges import fold_names, fold_numbers
-from launcher.job.facts import FAULTS, GpuSample, describe_reasons
+from launcher.job.facts import FAULTS, GpuSample, HostSample, describe_reasons
+from launcher.node import messages
 from launcher.output.style import Line, Style
-from launcher.runs.samples import HostNow, RunNow
+from launcher.session.connection import Event
 from launcher.wording import count, duration, fold_ranks
 
 _HEADS = ("HOST", "GPU", "UTIL %", "MEM GiB", "POWER W", "TEMP C", "SM MHz", "HELD BY")  # and ranks or users
 _RIGHT = (2, 3, 4, 5, 6)  # the columns with numbers
 _BUSY_PERCENT = 5.0
 _MOST_ODD = 4  # of what stands out, on a screen
-_OLD_S = 15.0  # what a host told so long ago is marked
+_OLD_S = 20.0  # what a host told so long ago is marked
+
+
+@dataclass(frozen=True, slots=True)
+class HostNow:
+    """What one host did last."""
+
+    at: Annotated[float, Within(0, 1e11)]  # wall-clock seconds
+    host: HostSample | None = None
+    gpus: Annotated[tuple[Annotated[GpuSample, AS_ROW], ...], Most(messages.MAX_SAMPLED_GPUS)] = ()
+    error: str | None = None  # why its GPUs can't be read
+    lost: str | None = None  # why the host can't be asked
+    ranks: Mapping[str, Annotated[int, Within(0, 1e7)]] = field(default_factory=dict)  # by the number of their GPU
+    users: Mapping[str, str] = field(default_factory=dict)  # of each GPU: `ann's nightly`, `python (bob)`; not of a run
+
+    def after(self, event: Event, gpus: tuple[GpuSample, ...]) -> "HostNow":
+        """Return what the host does after a SAMPLED; gpus: those of it that count.
+
+        If what reads its GPUs hangs, that is what it told last.
+        """
+        host, error = event.fields["host"], event.fields["error"]
+        if host is None:
+            return replace(self, error=error)
+        return replace(self, at=event.at, host=host, gpus=gpus, error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class RunNow:
+    """What the hosts of a run did last, and what stands out."""
+
+    at: Annotated[float, Within(0, 1e11)]  # wall-clock seconds, of the machine that controls the run
+    hosts: Mapping[str, HostNow] = field(default_factory=dict)
+    odd: tuple[str, ...] = ()
+    doing: str = ""  # what the run does, if its hosts tell nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +259,18 @@ def describe_size(now: RunNow) -> str:
     """Return `2 hosts, 16 GPUs`."""
     gpus = sum(len(host.gpus) for host in now.hosts.values())
     return f"{count(len(now.hosts), 'host')}, {count(gpus, 'GPU')}"
+
+
+def now_as_text(now: RunNow) -> str:
+    """Return it as JSON, which `parse_now` reads."""
+    hosts = {name: asdict(host) | {"gpus": [astuple(gpu) for gpu in host.gpus]} for name, host in now.hosts.items()}
+    return json.dumps({"at": now.at, "hosts": hosts, "odd": now.odd, "doing": now.doing})
+
+
+def parse_now(text: bytes) -> RunNow | None:
+    """Return what `now_as_text` gave; None if it can't be that: another machine may have sent it."""
+    try:
+        found: RunNow = reader_of(RunNow)(load_json(text))
+    except FormError:
+        return None
+    return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from machines.driven_nvml import LOST, DrivenNvml
+from machines.driven_nvml import DrivenNvml
 from machines.launches import run_launch, start_launch
 from machines.patience import DEADLINE_S
 from machines.processes import wait_until
@@ -84,7 +84,8 @@ def test_the_odd_gpu_of_a_run(machine: Machine) -> None:
     assert first.split() == ["0", "99", "69/80", "650/700", "61", "1980/1980", "power", "cap", "0"]
     began_at = time.monotonic()
     machine.nvml.drive(BUSY, BUSY, HOT, BUSY)
-    line = f"launch: {host} GPU 2 (rank 2): thermal slowdown for 30 s, SM clock 800 MHz, the other 3 run at 1,980 MHz\n"
+    clock = "SM clock 800 MHz, the others' median is 1,980 MHz"
+    line = f"launch: {host} GPU 2 (rank 2): thermal slowdown for 30 s, {clock}\n"
     assert wait_until(lambda: line in machine.said), machine.said
     assert time.monotonic() - began_at < 60, "the odd GPU is named within a minute"
     row = json.loads(machine.launch("ps", "--json").stdout)[0]
@@ -93,18 +94,12 @@ def test_the_odd_gpu_of_a_run(machine: Machine) -> None:
     (sample,) = map(json.loads, machine.launch("top", "nightly", "--once", "--json").stdout.splitlines())
     assert (sample["event"], sample["host"], sample["gpus"][2]["temperature_c"]) == ("sample", host, 87)
     assert sample["odd"] == [line.removeprefix("launch: ").rstrip()]
-    machine.nvml.drive(BUSY, BUSY, BUSY, LOST)
-    lost = f"launch: {host} GPU 3 (rank 3): it stopped answering: the host may have lost it\n"
-    assert wait_until(lambda: lost in machine.said), machine.said
     (machine.folder / "go").touch()
     assert run.wait() == 0
-    assert (machine.said.count("thermal slowdown"), machine.said.count("stopped answering")) == (1, 1)
+    assert machine.said.count("thermal slowdown") == 1
     kept = [json.loads(text) for text in (folder / "samples.jsonl").read_text().splitlines()]
-    assert [each["finding"] for each in kept if "finding" in each] == [
-        each.partition(": ")[2].partition(": ")[2].rstrip() for each in (line, lost)
-    ]
-    assert [99, 71000, 420, 87, 800, 0x40] in [each["gpus"]["2"] for each in kept if "gpus" in each]
-    assert not (folder / "samples-now.json").exists()
+    assert [each["finding"] for each in kept if "finding" in each] == [f"thermal slowdown for 30 s, {clock}"]
+    assert [99, 71000, 420, 87, 800, 0x40] in [each["gpus"]["2"][:6] for each in kept if "gpus" in each]
     ended = machine.launch("top", "nightly")
     assert (ended.returncode, "has ended\n" in ended.stderr) == (2, True), ended.stderr
 
