@@ -176,7 +176,8 @@ def _read_on(path: Path, position: int) -> tuple[list[bytes], int]:
 
 def _read_line(line: bytes) -> tuple[str, HostNow, list[str]] | None:
     """Return which host a line is about, what that did, and what stood out there; None for any other line."""
-    gpus, ranks = [], {}
+    gpus: list[GpuSample] = []
+    ranks: dict[str, int] = {}
     try:
         found = json.loads(line)
         for index, row in found["gpus"].items():

@@ -34,14 +34,12 @@ from launcher.output.style import Style
 from launcher.output.traceback_filter import Source
 from launcher.output.write_queue import STALLED_S
 from launcher.preflight.claims import ClaimOrder, refuse_claimed
-from launcher.preflight.findings import WARNING, CheckedHost
-from launcher.preflight.gpus import name_user
+from launcher.preflight.findings import WARNING
 from launcher.preflight.summary import summarize
 from launcher.runs import report
 from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
-from launcher.runs.judge import Judge
-from launcher.runs.next_attempt import find_lost_host_wait, measure_use, refuse_unfreed
+from launcher.runs.judge import Judge, find_lost_host_wait
 from launcher.runs.plan_record import as_record, describe_code, host_records
 from launcher.runs.result import Result, Steps
 from launcher.runs.run_request import ALL_RUN, RunRequest
@@ -75,7 +73,6 @@ class CarriedOver:
     claimed_since: float = 0.0  # wall-clock seconds; 0.0: nothing was claimed yet
     until: float | None = None  # wall-clock seconds; None: the run has no time limit, or its ranks never started
     odd: set[tuple[str, int | None, str]] = field(default_factory=set)  # GPUs and hosts that stood out, and by what
-    gpu_memory: dict[str, dict[int, int]] = field(default_factory=dict)  # in use before the first attempt there, in MiB
 
     def leave(self, leave: Callable[[str], object] | None, why: str) -> None:
         """Leave the terminal, if that is wanted and was not done yet."""
@@ -101,10 +98,9 @@ class Attempt:
 
     def __init__(
         self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver,
-        state: StateKeeper, on_all_started: Callable[[], object], *, is_last_try: bool, spares: int = 0,
-        others: int = 0,
+        state: StateKeeper, on_all_started: Callable[[], object], *, spares: int = 0, others: int = 0,
     ) -> None:  # fmt: skip
-        """carried: from earlier attempts, and extended here; is_last_try: a lost port ends the run.
+        """carried: from earlier attempts, and extended here.
 
         spares: how many of the session's hosts, the last ones, are only checked; others: the first of these, which the
         run could have used as well.
@@ -120,7 +116,6 @@ class Attempt:
         self._console = request.console
         self._say = request.console.say
         self._options = request.options
-        self._is_last_try = is_last_try
         self._spares = spares
         self._others = others
         self._stacks = StackTaker(session, request.record, request.console)
@@ -172,11 +167,7 @@ class Attempt:
         self._say_code(inspector.delivered)
         if inspection.failures:
             raise HostsUnreachable(list(inspection.failures))
-        use = measure_use(job, inspection.hosts, inspection.facts)
-        nodes = [CheckedHost(job, *pair) for pair in zip(inspection.hosts, inspection.facts, strict=True)]
-        refuse_unfreed(self._carried.gpu_memory, use, {node.name: name_user(node) for node in nodes})
         refuse_claimed(inspection.findings, inspection.claimed)
-        self._carried.gpu_memory = use | self._carried.gpu_memory
         is_moved, self._job = inspector.job != job, inspector.job
         number = len(session.hosts) - self._spares
         spares = [host.name for host in session.hosts[number + self._others :]]
@@ -399,13 +390,6 @@ class Attempt:
         return wall_clock() - self._began_at
 
     async def _finish(self, cause: Cause | None, interrupted_by: int | None = None) -> Result:
-        judge = self._judge if interrupted_by is None and not self._is_last_try else None
-        if cause is not None and judge is not None and judge.has_lost_port(cause, self._job):
-            census = await self._end(timeout_s=0, stays=self._stays)
-            self._console.release()
-            port = judge.plan.master_port
-            self._say(f"launch: port {port} of node 0 was taken by another program; retrying on another")
-            return self._make_result(census, cause, has_lost_port=True)
         if cause is not None:
             self._console.withhold()
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
@@ -416,7 +400,7 @@ class Attempt:
         if cause is None:
             self._console.release()
         else:  # more may be known by now: the cause itself may have taken longest to die
-            cause = self._say_cause(cause.failure, census)
+            cause = self._say_cause(cause.failure)
         await self._say_flight_recorder()
         return self._make_result(census, cause, interrupted_by)
 
@@ -445,10 +429,7 @@ class Attempt:
         found = [state.has_saved for state in self.session.states if state.has_saved is not None]
         return any(found) if found else None
 
-    def _make_result(
-        self, census: Census, cause: Cause | None = None, interrupted_by: int | None = None, *,
-        has_lost_port: bool = False,
-    ) -> Result:  # fmt: skip
+    def _make_result(self, census: Census, cause: Cause | None = None, interrupted_by: int | None = None) -> Result:
         code = cause.failure.exit_code if cause is not None else 0
         if cause is None and interrupted_by is not None:
             code = EXIT_SIGNAL_BASE + interrupted_by
@@ -459,7 +440,6 @@ class Attempt:
             code, self._seconds(), census, cause, failed, interrupted_by,
             master_port=self._plan.master_port if self._plan is not None else None,
             ranks=sum(node.nproc for node in self._plan.nodes) if self._plan is not None else 0,
-            has_lost_port=has_lost_port,
             is_network=self._has_lost_network(),
             output_s=max(0.0, heard_at - started_at) if heard_at is not None and started_at is not None else None,
             has_saved=self._has_saved(),
@@ -482,7 +462,7 @@ class Attempt:
         others = [state for host, state in pairs if host.name not in here] or session.states
         return HostFailureKind.STANDSTILL in kinds or (len(others) > 1 and all(state.is_lost for state in others))
 
-    def _say_cause(self, told: Failure, census: Census) -> Cause:
+    def _say_cause(self, told: Failure) -> Cause:
         """Print the cause, from all that is known at the end; `told` is the failure that was reported as the first."""
         assert self._judge is not None  # there is a cause
         cause = self._judge.cause(told=told)
@@ -494,10 +474,10 @@ class Attempt:
             self._say(f"launch: correction: {failure.headline}", Style.STRONG)
         which = f"restart {self._carried.attempts} " if self._carried.attempts else ""
         self._say(f"launch: {which}FAILED after {duration(self._seconds())}", Style.FAILURE)
-        others = self._judge.count_rank_fates(cause, census)
+        failures, size = self._judge.failures(), sum(node.nproc for node in self._judge.plan.nodes)
         log = self._record.show(self._record.log_path(failure.node_rank))
         ranks = sum(rank is not None for _, rank in withheld)
-        for line in report.cause_block(cause, others, log, withheld=ranks, code=self._find_code(failure)):
+        for line in report.cause_block(cause, failures, size, log, withheld=ranks, code=self._find_code(failure)):
             self._say(line.text, line.style)
         return cause
 

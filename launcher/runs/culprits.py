@@ -23,7 +23,6 @@ from launcher.job.job import Job
 from launcher.output.console import MuteConsole
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs.bisection import Group, Verdict, search_culprits
-from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.report import describe_cause
 from launcher.runs.run import Run
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
@@ -82,7 +81,7 @@ class CulpritSearch:
             record = await call_in_thread(self._create_record, DISK_S)
             request = RunRequest(job, members, self._open_transport, record, MuteConsole(), self._options)
             result = await Run(request).execute()
-        except (HostsUnreachable, ChecksFailed, GpusInUseError) as error:
+        except (HostsUnreachable, ChecksFailed) as error:
             return error.message.partition("\n")[0]
         except asyncio.TimeoutError:
             raise NoVerdictError(f"the disk of {self._folder} does not respond") from None

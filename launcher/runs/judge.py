@@ -8,9 +8,8 @@ kept it from starting, then becomes an Ending, by which `policy` decides.
 from __future__ import annotations
 
 import signal
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from launcher.clock import wall_clock
 from launcher.diagnosis.cause import Cause, find_cause, find_signature
@@ -23,17 +22,15 @@ from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_output import NodeOutput
-from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
 from launcher.runs.run_json import Incident
 from launcher.session.connection import Event
-from launcher.session.node_state import Census, NodeState
+from launcher.session.node_state import NodeState
 from launcher.session.session import Session
 
 _EARLY_S = 60.0
 _MOST_FAILED = 100  # ranks in a Result: a thousand with the same error say no more
-_PORT_TAKEN = "port-taken"  # a signature
 
 
 @dataclass(slots=True)
@@ -68,14 +65,6 @@ class Judge:
             for node, state in zip(self.plan.nodes, self.session.states, strict=True)
         )
 
-    def has_lost_port(self, cause: Cause, job: Job) -> bool:
-        """Return whether the port that `launch` chose and held was taken when torchrun, or a warm Python, came."""
-        failure, known = cause.failure, cause.explanation
-        is_starter = failure.kind in (FailureKind.TORCHRUN, FailureKind.SUPERVISOR)  # the one of a warm Python says it
-        is_ours = job.master_port is None and is_starter and failure.node_rank == 0
-        has_begun = bool(self.session.states[0].started)
-        return is_ours and not has_begun and known is not None and known.name == _PORT_TAKEN
-
     def cause(self, *, hang: Failure | None = None, told: Failure | None = None) -> Cause | None:
         """Return why the run failed, or None if it did not.
 
@@ -106,61 +95,9 @@ class Judge:
         found = [first, *sorted(others, key=lambda failure: failure.rank or 0)] if first is not None else []
         return tuple(found[:_MOST_FAILED])
 
-    def count_rank_fates(self, cause: Cause, census: Census) -> RankFates:
-        """Count what became of the other ranks, once all have ended."""
-        return count_rank_fates(cause, self.failures(), self.plan, self.session.states, census)
-
 
 def _is_terminated(failure: Failure) -> bool:
     return failure.is_terminated or failure.text == messages.TERMINATED
-
-
-@dataclass(frozen=True, slots=True)
-class RankFates:
-    """How many other ranks ended in which way, by host, without those of hosts that could not be asked."""
-
-    ranks: int = 0  # of the run, as far as it is known here
-    same: Mapping[str, int] = field(default_factory=dict)  # with the error of the rank that is blamed, and that rank
-    failed: Mapping[str, int] = field(default_factory=dict)  # by themselves
-    followed: Mapping[str, int] = field(default_factory=dict)  # because of the rank that is blamed
-    stopped: Mapping[str, int] = field(default_factory=dict)  # by `launch`
-    succeeded: Mapping[str, int] = field(default_factory=dict)
-
-
-def count_rank_fates(
-    cause: Cause, failures: Sequence[Failure], plan: LaunchPlan, states: Sequence[NodeState], census: Census
-) -> RankFates:
-    """Count the other ranks of a failed run."""
-    ranks = sum(node.nproc for node in plan.nodes)
-    if cause.failure.kind is FailureKind.HANG and cause.failure.rank is None:
-        return RankFates(ranks)  # it was all of them
-    by_rank = {failure.rank: failure for failure in failures if failure.kind is FailureKind.RANK}
-    alike = {failure.rank for failure in (cause.failure, *cause.same)}
-    same = Counter[str]()
-    counts = {fate: Counter[str]() for fate in ("failed", "followed", "stopped", "succeeded")}
-    for node, state in zip(plan.nodes, states, strict=True):
-        host = node.host.name
-        if host in census.unasked:
-            continue  # the census names those
-        for local_rank in state.started:
-            rank = node.first_rank + local_rank
-            if rank in alike:
-                same[host] += 1
-            else:
-                counts[_fate(state, local_rank, by_rank.get(rank), cause)][host] += 1
-    return RankFates(ranks, same if cause.same else {}, **counts)
-
-
-def _fate(state: NodeState, local_rank: int, failure: Failure | None, cause: Cause) -> str:
-    event = state.exits.get(local_rank)
-    if event is None:
-        return "stopped"
-    after_stop = event.fields["was_stopping"]
-    if failure is None:  # it succeeded, or nobody knows how it ended
-        return "stopped" if after_stop else "succeeded" if event.fields["code"] == 0 else "failed"
-    if failure.role is Role.STOPPED:  # a supervisor in trouble stops its ranks before it is told to
-        return "stopped" if after_stop or state.failure is not None else "failed"
-    return "followed" if failure.role is Role.CONSEQUENCE and not cause.failure.is_secondary else "failed"
 
 
 def find_failures(
@@ -286,6 +223,19 @@ def _is_bad(event: Event) -> bool:
     return bool(event.fields.get("code") or event.fields.get("signal"))
 
 
+LOST_HOST_SLACK_S = 6.0  # for SIGKILL and the census, after a host has waited for a heartbeat and for its ranks to save
+
+
+def find_lost_host_wait(job: Job, states: Sequence[NodeState], now: float) -> float:
+    """Return for how many seconds ranks may still be alive, and save, on nodes that could not be asked.
+
+    now: wall-clock seconds. A node that is not known to be lost may have heard from this machine until now.
+    """
+    window_s = job.timeouts.silence_s + job.timeouts.stop_timeout_s + LOST_HOST_SLACK_S
+    unasked = [state.lost_at or now for state in states if state.may_run and state.census is None]
+    return max((0.0, *(heard_at + window_s - now for heard_at in unasked)))
+
+
 PROGRESS_S = 600.0  # ranks that have printed for so long count as progress, if nothing shows whether they saved
 
 # By the name of the known cause (diagnosis/signatures.py).
@@ -351,7 +301,7 @@ def judge_refusal(error: LauncherError, hosts: Collection[str], here: Collection
             is_network = all(failure.kind in _NETWORK for failure in error.failures)
             return replace(refused, outcome=Outcome.NETWORK) if is_network else refused
         return replace(refused, outcome=Outcome.HOST, suspects=suspects)
-    if isinstance(error, ChecksFailed | GpusInUseError) and not _are_all(error.hosts, hosts):
+    if isinstance(error, ChecksFailed) and not _are_all(error.hosts, hosts):
         return replace(refused, outcome=Outcome.HOST, suspects=error.hosts)
     return refused
 
@@ -388,8 +338,6 @@ def _find_outcome(result: Result) -> tuple[Outcome, tuple[str, ...]]:
     cause = result.cause
     if cause is None or result.interrupted_by is not None:
         return Outcome.STOPPED, ()
-    if result.has_lost_port:
-        return Outcome.PORT, ()
     if result.is_network:
         return Outcome.NETWORK, ()
     failure = cause.failure

@@ -17,7 +17,6 @@ from launcher.runs.run_state import RestartCount
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
-MOST_PORTS = 3  # attempts in a row whose port another program took: then it is no coincidence
 MOST_WAITS = 300  # for hosts or the network, in a row: a day and an hour at the longest pause
 
 
@@ -33,7 +32,6 @@ class Outcome(Enum):
     HOST = "host"  # a host was lost, failed its checks, has a broken or busy GPU, or its helper got SIGTERM
     NETWORK = "network"  # all hosts were lost at once, or this machine was suspended
     DISK = "disk"  # a disk is full
-    PORT = "port"  # another program took the port of node 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def decide(attempts: Sequence[Ending], restarts: int) -> Stop | Restart:
     why = _find_reason_to_stop(attempts)
     if why:
         return Stop(why)
-    if _count_spent(attempts) > restarts or (not restarts and last.outcome is not Outcome.PORT):
+    if not restarts or _count_spent(attempts) > restarts:
         return Stop(count_restarts(attempts, restarts).describe() if restarts else "--restarts is 0")
     is_suspicious = _is_of_one_host(attempts)
     is_out = last.outcome in _BLAMES_HOSTS or is_suspicious or _is_repeated_wait(attempts)
@@ -102,9 +100,9 @@ def count_restarts(attempts: Sequence[Ending], restarts: int, *, follows: bool =
 def number_next(attempts: Sequence[Ending]) -> int:
     """Return the number of the attempt that follows these: 0 for the first one, then that of its restart.
 
-    One that lost its port is tried again under the same number, and so is one for which hosts were not there.
+    One for which hosts were not there is tried again under the same number.
     """
-    return sum(attempt.outcome is not Outcome.PORT and not waits_for_hosts(attempt) for attempt in attempts)
+    return sum(not waits_for_hosts(attempt) for attempt in attempts)
 
 
 def waits_for_hosts(attempt: Ending) -> bool:
@@ -147,9 +145,6 @@ def _find_reason_to_stop(attempts: Sequence[Ending]) -> str:
             return "no attempt has imported it yet"
     if last.outcome is Outcome.DISK and last.is_everywhere:
         return "the disk that all hosts share is full"
-    ports = [attempt.outcome is Outcome.PORT for attempt in attempts[-MOST_PORTS - 1 :]]
-    if len(ports) > MOST_PORTS and all(ports):
-        return f"another program took the port {MOST_PORTS + 1} times"
     if _is_repeated(attempts) and not _is_of_one_host(attempts):
         return "the same failure twice without progress"
     if len(attempts) > MOST_WAITS and all(map(_is_waiting, attempts[-MOST_WAITS - 1 :])):
@@ -192,13 +187,13 @@ def _find_earlier(attempts: Sequence[Ending]) -> Ending | None:
 def _count_spent(attempts: Sequence[Ending]) -> int:
     """Return how many restarts are spent with the next one: progress gives all back.
 
-    A taken port costs none, and neither does a wait for hosts.
+    A wait for hosts costs none.
     """
     spent = 0
     for attempt in attempts:
         if attempt.has_progress:
             spent = 0
-        spent += attempt.outcome is not Outcome.PORT and not _is_waiting(attempt)
+        spent += not _is_waiting(attempt)
     return spent
 
 
@@ -210,12 +205,10 @@ def _is_repeated_wait(attempts: Sequence[Ending]) -> bool:
 
 def _find_pause(attempts: Sequence[Ending]) -> float:
     """Return the seconds to wait: none after the first failure, then twice as long each time."""
-    failures = sum(attempt.outcome is not Outcome.PORT for attempt in attempts)
-    if attempts[-1].outcome is Outcome.PORT or attempts[-1].is_replaced:
+    last = attempts[-1]
+    if last.is_replaced or (len(attempts) < 2 and last.outcome is not Outcome.NETWORK):
         return 0.0
-    if failures < 2 and attempts[-1].outcome is not Outcome.NETWORK:
-        return 0.0
-    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, min(failures, 16) - 2)))
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, min(len(attempts), 16) - 2)))
 
 
 def describe(ending: Ending) -> str:
@@ -231,5 +224,4 @@ def describe(ending: Ending) -> str:
         Outcome.HOST: f"{hosts} failed",
         Outcome.NETWORK: "the network of this machine failed",
         Outcome.DISK: f"a disk of {hosts} is full",
-        Outcome.PORT: "another program took the port",
     }[ending.outcome]

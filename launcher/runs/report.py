@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.clock import local_time, short_time
 from launcher.diagnosis.cause import Cause
+from launcher.diagnosis.failure import Failure, FailureKind, Role
 from launcher.errors import HostsUnreachable, LauncherError
 from launcher.escapes import shown
 from launcher.hosts.ranges import fold_names
@@ -21,8 +22,7 @@ from launcher.job.job import Job
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.output.style import Line, Style
 from launcher.preflight.findings import Finding
-from launcher.runs.judge import RankFates
-from launcher.runs.policy import Ending, Outcome, Stop, describe
+from launcher.runs.policy import Ending, Stop, describe
 from launcher.runs.result import Result
 from launcher.session.node_state import Census
 from launcher.wording import count, duration, listed, plural, span
@@ -164,7 +164,7 @@ def no_restart_words(decision: Stop, attempts: int, seconds: float) -> str:
 
 def attempt_words(failed: Sequence[Ending]) -> str:
     """Return `, 3 attempts (gpu4 failed twice)` for a run whose last attempt succeeded; empty without a failed one."""
-    began = [ending for ending in failed if ending.outcome is not Outcome.PORT and not ending.is_refused]
+    began = [ending for ending in failed if not ending.is_refused]
     counted = Counter(map(describe, began))
     if not counted:
         return ""
@@ -265,12 +265,14 @@ def failed_first_line(cause: Cause, nodes: int) -> str:
 
 
 def cause_block(
-    cause: Cause, others: RankFates, log: Path, *, withheld: int = 0, code: tuple[str, str] | None = None
-) -> list[Line]:
+    cause: Cause, failures: Sequence[Failure], ranks: int, log: Path, *, withheld: int = 0,
+    code: tuple[str, str] | None = None,
+) -> list[Line]:  # fmt: skip
     """Return the lines that explain the cause, no more than fit a screen of 24 rows.
 
-    log: the file with all output of the failed node; withheld: how many ranks printed other tracebacks that are only in
-    the logs; code: the root of the code that was sent, there and here: an editor opens what the traceback names here.
+    failures: of all ranks; ranks: how many the run has. log: the file with all output of the failed node; withheld: how
+    many ranks printed other tracebacks that are only in the logs; code: the root of the code that was sent, there and
+    here: an editor opens what the traceback names here.
     """
     failure = cause.failure
     traceback = [line.replace(f'"{code[0]}/', f'"{code[1]}/') if code else line for line in cause.traceback]
@@ -279,11 +281,11 @@ def cause_block(
     lines = [Line(f"  {failure.subject}{where} at {local_time(failure.at)[11:19]}:", Style.STRONG)]
     *frame, error = _fit_traceback(traceback) or [failure.ending]
     lines += [*(Line(f"    {line}") for line in frame), Line(f"    {error}", Style.FAILURE)]
-    lines += map(Line, same_lines(others))
+    lines += map(Line, same_lines(cause, ranks))
     if cause.explanation is not None:
         lines.append(Line(f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}"))
         lines.append(Line(f"  fix: {cause.explanation.fix}", Style.STRONG))
-    after = [*map(Line, [*others_lines(others), *withheld_lines(withheld), f"  full log: {log}"])]
+    after = [*map(Line, [*others_lines(cause, failures), *withheld_lines(withheld), f"  full log: {log}"])]
     rows = sum(_rows(line.text) for line in [*lines, *after])
     last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - rows - 1)
     if last_lines:
@@ -320,28 +322,21 @@ def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
     return kept or [_cut(f"    {line}", _COLUMNS) for line in lines[-1:] if rows > 0]
 
 
-def same_lines(others: RankFates) -> list[str]:
-    """Return `same error on all 4 ranks: 2 each on gpu[1-2]`, or no line."""
-    total = sum(others.same.values())
-    if not total:
+def same_lines(cause: Cause, ranks: int) -> list[str]:
+    """Return `same error on all 4 ranks: 2 each on gpu[1-2]`, or no line; ranks: of the run."""
+    if not cause.same:
         return []
-    ranks = f"all {total}" if total == others.ranks else f"{total} of {others.ranks}"
-    return [f"  same error on {ranks} ranks: {_by_host(others.same)}"]
+    alike = Counter(failure.host for failure in (cause.failure, *cause.same))
+    total = alike.total()
+    return [f"  same error on {f'all {total}' if total == ranks else f'{total} of {ranks}'} ranks: {_by_host(alike)}"]
 
 
-def others_lines(others: RankFates) -> list[str]:
-    """Return a line for each way in which other ranks ended: `1 other failed as well: 1 on gpu2`."""
-    ways = (
-        (others.failed, "failed as well"),
-        (others.followed, "failed because of it"),
-        (others.stopped, "stopped by launch"),
-        (others.succeeded, "had already succeeded"),
-    )
-    return [
-        f"  {count(sum(counts.values()), 'other')} {words}: {_by_host(counts)}"
-        for counts, words in ways
-        if any(counts.values())
-    ]
+def others_lines(cause: Cause, failures: Sequence[Failure]) -> list[str]:
+    """Return `1 other failed as well: 1 on gpu2` for the ranks that failed by themselves, and in another way."""
+    alike = {failure.rank for failure in (cause.failure, *cause.same)}
+    others = [each for each in failures if each.kind is FailureKind.RANK and each.rank not in alike]
+    hosts = Counter(each.host for each in others if each.role is Role.ERROR)
+    return [f"  {count(hosts.total(), 'other')} failed as well: {_by_host(hosts)}"] if hosts else []
 
 
 def withheld_lines(number: int) -> list[str]:

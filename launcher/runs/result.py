@@ -42,7 +42,6 @@ class Result:
     error: str | None = None  # why it could not start
     master_port: int | str | None = None
     ranks: int = 0  # of this launcher; 0: it ended before any was started
-    has_lost_port: bool = False  # another program took the master port before torchrun had it
     is_network: bool = False  # all hosts were lost, or this machine was suspended
     output_s: float | None = None  # from the start of the ranks to their last output; None: there was none
     has_saved: bool | None = None  # whether the ranks have saved a checkpoint; None: not known

@@ -25,9 +25,7 @@ from launcher.runs import report
 from launcher.runs.attempt import Attempt, CarriedOver, make_claim_order
 from launcher.runs.hosts_and_spares import HostsAndSpares
 from launcher.runs.judge import find_incidents, judge_refusal, judge_result
-from launcher.runs.next_attempt import FREED_S, LOOK_AGAIN_S, GpusInUseError
 from launcher.runs.policy import (
-    MOST_PORTS,
     Ending,
     Outcome,
     Restart,
@@ -51,6 +49,7 @@ from launcher.session.settings import Settings, loader_pythons
 from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import age, count, span
 
+LOOK_AGAIN_S = 2.0
 _RESERVE_SLACK_S = 60.0  # for the next attempt to connect and check
 _TIME_LOOK_S = 60.0  # at the clock: a suspended machine delays a timer
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
@@ -147,7 +146,7 @@ class Run:
             return await self._conclude_failure(await self._hang_up(result), decision)
         self._say_restart(result, decision)
         begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
-        if self._request.notify is not None and not result.has_lost_port and not waits_for_hosts(ending):
+        if self._request.notify is not None and not waits_for_hosts(ending):
             self._request.notify("restart", result)
         await self._let_go(max(0.0, begins_at - boottime()) + _RESERVE_SLACK_S)
         try:
@@ -194,33 +193,21 @@ class Run:
     # ---- one attempt --------------------------------------------------------------------------------------------
 
     async def _attempt(self) -> Result:
-        """Make an attempt; before that, wait until the GPUs are free again.
-
-        Raise LauncherError if it can't start.
-        """
-        deadline: float | None = None
+        """Make an attempt, with --queue once its GPUs are free; raise LauncherError if it can't start."""
         self._carried.attempts = self._number
         self._state.begin_attempt()
         while True:
             attempt = self._open_attempt()
             try:
                 return await attempt.execute()
-            except GpusInUseError as error:
-                if deadline is None:
-                    deadline = boottime() + FREED_S
-                    self._say(f"launch: {error.message}; waiting up to {FREED_S:g} s")
-                elif boottime() > deadline:
-                    raise
-                wait = self._pause(LOOK_AGAIN_S)
             except GpusClaimedError:
                 if self._options.queue_s is None or self._options.is_dry:
                     raise
-                deadline, wait = None, self._queue()  # whoever had the GPUs until now may still free their memory
             finally:
                 self._idle = attempt.session.idle
-            await self._let_go(LOOK_AGAIN_S + _RESERVE_SLACK_S)
+            await self._let_go(_RESERVE_SLACK_S)
             try:
-                await wait
+                await self._queue()
             except Interrupted as interruption:
                 code = EXIT_SIGNAL_BASE + interruption.number
                 return Result(code, 0.0, Census({}, {}), interrupted_by=interruption.number)
@@ -231,11 +218,8 @@ class Run:
         others, spares = (self._carried.others, self._hosts.spares) if is_first else ((), ())
         self._record.attempt = self._number
         session, outputs = self._open_session((*self._hosts.hosts, *others, *spares), is_first=is_first)
-        ports = [ending.outcome is Outcome.PORT for ending in self._endings[-MOST_PORTS:]]
-        is_last_try = len(ports) == MOST_PORTS and all(ports)
         return Attempt(
             self._request, session, outputs, self._carried, self._state, self._note_all_started,
-            is_last_try=is_last_try,
             spares=len(others) + len(spares), others=len(others),
         )  # fmt: skip
 
@@ -475,8 +459,6 @@ class Run:
             self._say(line, Style.FAILURE)
 
     def _say_restart(self, result: Result, decision: Restart) -> None:
-        if result.has_lost_port:  # said already, and it costs nothing
-            return
         census = result.census.describe()
         wait_s = 0.0 if self._searches(decision) else max(decision.pause_s, result.lost_host_wait_s)
         wait = f" in {span(round(wait_s))}" if wait_s >= 1 else ""

@@ -201,8 +201,7 @@ class EndedAttempt:
     began_at: str  # when its checks began
     steps: StepTimes = StepTimes()
     ended_at: str  # when the leftover check was done
-    # `succeeded`, `stopped`, `input`, `import`, `error`, `consequence`, `hang`, `host`, `network`, `disk`, `port` or
-    # `controller` (it died, and another one took the run up)
+    # `succeeded`, `stopped`, `input`, `import`, `error`, `consequence`, `hang`, `host`, `network` or `disk`
     outcome: str
     progress: bool = False  # whether it got further than the attempts before it
     then: str | None = None  # why another attempt followed, or none; `null` if it succeeded

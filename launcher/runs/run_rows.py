@@ -77,7 +77,7 @@ def make_row(run: "ListedRun", now: float) -> RunRow:
     restarts = state.restarts if state is not None else None
     used = restarts.used if restarts is not None else None
     if run.is_alive and restarts is None:  # its own count is missing
-        used = sum(attempt.outcome != "port" for attempt in attempts)
+        used = len(attempts)
     return RunRow(
         run=run.id,
         name=run.controller.name,

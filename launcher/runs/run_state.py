@@ -73,7 +73,7 @@ class Doing:
 class RestartCount:
     """How the restarts of a run are counted, with the one that follows or runs now.
 
-    A retry after a taken port, and another try to reach hosts, is no restart.
+    Another try to reach hosts is no restart.
     """
 
     # how many restarts the run had used by the end of the attempt, with the one that follows, whose number it is

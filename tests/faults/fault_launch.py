@@ -154,11 +154,6 @@ class FaultLaunch:
         """Return a rank's prefix in the output, such as `node2:3`."""
         return f"{self.way.hosts[rank // self.nproc]}:{rank}"
 
-    def others(self) -> str:
-        """Return how many of the ranks other than rank 3 are on which host."""
-        first, *_ = self.way.hosts
-        return f"2 on {first}, 1 on {self.last.name}" if len(self.way.hosts) > 1 else f"3 on {first}"
-
     # ---- what runs --------------------------------------------------------------------------------------------------
 
     def launcher(self) -> Process:

@@ -50,7 +50,6 @@ def test_a_host_is_lost(launch: FaultLaunch, lose: Callable[[Host], None]) -> No
         "    no heartbeat for N s",
         "  why: the host froze, was switched off, or the network to it failed",
         "  fix: check the machine itself; when it responds again, run launch check and launch clean",
-        "  2 others stopped by launch: 2 on node1",
         "  full log: logs/RUN/node_1.log",
         "launch: 0 processes left on 1 host; node2 unreachable, 2 processes may remain, exit code 69 (launch report "
         "RUN)",

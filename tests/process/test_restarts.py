@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -476,64 +473,3 @@ def test_a_warm_run_imports_torch_once_on_each_host_in_each_attempt(tmp_path: Pa
     log = (done.folder / "node_1.log").read_text()
     assert [log.count(f"of attempt {attempt}") for attempt in range(2)] == [2, 2]
     assert (transport.logins, len(list(tmp_path.glob("imported-*")))) == (4, 4), (done.words, done.record)
-
-
-# Of the memory of GPU 0 little is free while there is a file `used`, which the third look removes.
-_SMI = """#!/bin/sh
-cd {folder} || exit
-case $1 in --query-gpu=*) ;; *) exit ;; esac
-if [ -e used ]; then free=1000; echo >>looks; [ "$(grep -c ^ looks)" -lt 3 ] || rm used; else free=80000; fi
-echo "0, Stand-in GPU, 81559, 580.159, GPU-{name}, $free, Default, 0, 00000000:3B:00.0, Disabled, 30, Disabled"
-"""
-
-
-def test_memory_that_the_driver_has_not_freed_yet_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_module, "LOOK_AGAIN_S", 0.01)
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(_SMI.format(folder=tmp_path, name=tmp_path.name))
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    script = "[ $LAUNCH_ATTEMPT -eq 1 ] || { touch used; exit 3; }"
-    done = run(tmp_path, script, restarts=1, job_values={"gpus": 1, "nproc": None, "cpu": False}, with_checks=True)
-    assert done.result.exit_code == 0
-    said = [line for line in done.words if "more in use" in line]
-    assert said == [
-        "launch: n1: GPU 0 still has 77 GB more in use than before the first attempt, by a process that "
-        "isn't visible; waiting up to 50 s"
-    ]
-    assert not (tmp_path / "used").exists()
-
-
-def test_a_port_that_is_taken_during_the_import_is_replaced(tmp_path: Path) -> None:
-    gate = f"import time\nwhile not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.01)\n"
-    taken = []
-
-    def take() -> None:
-        """The supervisor has bound it, but doesn't listen."""
-        record, deadline = tmp_path / "logs" / "latest" / "run.json", time.monotonic() + DEADLINE_S
-        while not (record.exists() and "master_port" in record.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        port = json.loads(record.read_text())["plan"]["master_port"]
-        with socket.socket() as stranger:
-            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            stranger.bind(("127.0.0.1", port))
-            stranger.listen()
-            (tmp_path / "go").touch()
-            taken.append(port)
-            done.wait(DEADLINE_S)
-
-    done = threading.Event()
-    thread = threading.Thread(target=take)
-    thread.start()
-    try:
-        finished = run_warm(tmp_path, CountedLogins(), "import os; print('port', os.environ['MASTER_PORT'])", gate)
-    finally:
-        done.set()
-        thread.join()
-    assert finished.result.exit_code == 0, finished.words
-    told = f"launch: port {taken[0]} of node 0 was taken by another program; retrying on another"
-    assert told in finished.words
-    assert [attempt["outcome"] for attempt in finished.record["attempts"]] == ["port", "succeeded"]

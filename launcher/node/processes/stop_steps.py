@@ -31,8 +31,8 @@ from launcher.node.processes.run_processes import RunProcesses
 BEAT_S = 1.0  # how often to send heartbeats: the steps may take longer than the launcher tolerates silence
 REST_S = 1.0  # the least time between SIGTERM and SIGKILL for processes that are neither rank nor starter
 CENSUS_S = 5.0  # a process in state D can't be killed; it is reported, not waited for
-# The driver frees a GPU's memory while the process exits, which takes longer the more there is. As long as a restart
-# waits for freed memory (FREED_S in runs/next_attempt.py).
+# The driver frees a GPU's memory while the process exits, which takes longer the more there is; NVIDIA's ft_launcher
+# waits as long for it.
 GPU_CENSUS_S = 50.0
 _GPU_PAUSE_S = 0.2
 

@@ -17,7 +17,6 @@ from launcher.errors import (
     UsageError,
 )
 from launcher.runs.judge import PROGRESS_S, find_incidents, judge_refusal, judge_result
-from launcher.runs.next_attempt import GpusInUseError
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
 from launcher.session.node_state import Census
@@ -76,7 +75,6 @@ def test_the_same_error_on_all_hosts_is_everywhere() -> None:
     ("values", "outcome"),
     [
         ({"interrupted_by": 2}, Outcome.STOPPED),
-        ({"has_lost_port": True}, Outcome.PORT),
         ({"is_network": True}, Outcome.NETWORK),
     ],
 )
@@ -124,7 +122,6 @@ def lost(*names: str, kind: HostFailureKind = HostFailureKind.TIMED_OUT) -> Host
         (lost(*HOSTS, kind=HostFailureKind.LOGIN_REFUSED), Ending(Outcome.ERROR, is_refused=True)),
         (ChecksFailed("gpu2: no torch", hosts=("gpu2",)), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
         (ChecksFailed("gpu[1-2]: no train.py", hosts=HOSTS), Ending(Outcome.ERROR, is_refused=True)),
-        (GpusInUseError(["gpu2"], "gpu2: GPU 0 still has 80 GB"), Ending(Outcome.HOST, ("gpu2",), is_refused=True)),
         (UsageError("--ranks 9"), Ending(Outcome.INPUT, is_refused=True)),
         (LauncherError("no thread"), Ending(Outcome.ERROR, is_refused=True)),
     ],

@@ -30,7 +30,6 @@ ODD = Ending(Outcome.HANG, ("gpu3",), has_trained=True)
 LOST_HOST = Ending(Outcome.HOST, ("gpu4",), has_trained=True)
 AWAY = Ending(Outcome.HOST, ("gpu4",), is_refused=True)
 REPLACED = Ending(Outcome.HOST, ("gpu9",), is_refused=True, is_replaced=True)
-PORT = Ending(Outcome.PORT)
 
 
 def far(attempt: Ending) -> Ending:
@@ -57,7 +56,6 @@ def far(attempt: Ending) -> Ending:
             [Ending(Outcome.HOST, ("gpu4",), is_start=True)],
             "a host was lost before the run could continue without its terminal",
         ),
-        ([PORT] * 4, "another program took the port 4 times"),
         ([NAN, *[AWAY] * (MOST_WAITS + 1)], "no attempt could start for a day"),
         ([NAN, KEY, NAN, KEY], "3 restarts used, 3 without progress, 0 left"),
         ([NAN, far(KEY), NAN, KEY, NAN], "4 restarts used, 3 without progress, 0 left"),
@@ -70,10 +68,6 @@ def test_no_other_attempt_follows(attempts: list[Ending], why: str) -> None:
 @pytest.mark.parametrize("ending", [NAN, LOST_HOST, LOST_RANK, HANG, Ending(Outcome.NETWORK)])
 def test_without_restarts_none_follows(ending: Ending) -> None:
     assert decide([ending], 0) == Stop("--restarts is 0")
-
-
-def test_a_lost_port_needs_no_restarts() -> None:
-    assert decide([PORT], 0) == Restart("another program took the port", 0)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +95,6 @@ def test_a_lost_port_needs_no_restarts() -> None:
         ([ODD_NAN, ODD_NAN], Restart("the same failure of gpu2 twice", 5, ("gpu2",)), (2, 2, 1)),
         ([ODD, ODD], Restart("the run hung", 5, ("gpu3",), is_unexplained=True), (2, 2, 1)),
         ([Ending(Outcome.NETWORK)], Restart("the network of this machine failed", 5), (1, 0, 3)),
-        ([PORT], Restart("another program took the port", 0), (0, 0, 3)),
-        ([NAN, PORT], Restart("another program took the port", 0), (1, 1, 2)),
     ],
 )
 def test_another_attempt_follows(attempts: list[Ending], expected: Restart, counted: tuple[int, int, int]) -> None:

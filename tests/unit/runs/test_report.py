@@ -14,14 +14,12 @@ from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.output.style import Style
 from launcher.preflight.findings import WARNING, Finding
-from launcher.runs.judge import RankFates
 from launcher.runs.report import (
     cause_block,
     failed_first_line,
     flight_recorder_lines,
     gap_words,
     left_lines,
-    others_lines,
     plan_line,
     start_line,
     uncopied_lines,
@@ -108,15 +106,13 @@ def rank_failure(**more):
 
 def test_the_cause_as_the_design_draws_it():
     cause = find_cause([rank_failure()])
-    others = RankFates(stopped={"gpu2": 7, "gpu1": 8})
     assert failed_first_line(cause, 2) == "gpu2 rank 11 failed first (exit code 1), stopping the run on 2 hosts"
-    assert texts(cause_block(cause, others, Path("logs/20261120-091233/node_1.log"))) == [
+    assert texts(cause_block(cause, [], 16, Path("logs/20261120-091233/node_1.log"))) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 88, in step',
         "    ValueError: the optimizer met a NaN at step 42",
         "  its last lines:",
         "    step 41 loss 7.1",
-        "  15 others stopped by launch: 7 on gpu2, 8 on gpu1",
         "  full log: logs/20261120-091233/node_1.log",
     ]
 
@@ -124,18 +120,22 @@ def test_the_cause_as_the_design_draws_it():
 def test_a_traceback_of_code_that_was_sent_names_the_file_that_an_editor_can_open():
     there, here = "/root/.cache/launch/trees/20261120-091233/proj", "/home/me/proj"
     stderr = TRACEBACK.replace('"train.py"', f'"{there}/pkg/train.py"')
-    lines = texts(cause_block(find_cause([rank_failure(stderr=stderr)]), RankFates(), Path("log"), code=(there, here)))
+    lines = texts(cause_block(find_cause([rank_failure(stderr=stderr)]), [], 16, Path("log"), code=(there, here)))
     assert lines[1] == '    File "/home/me/proj/pkg/train.py", line 88, in step'
 
 
-@pytest.mark.parametrize(
-    ("withheld", "lines"),
-    [(0, []), (1, ["  1 other's traceback is in the logs"]), (3, ["  3 others' tracebacks are in the logs"])],
-)
-def test_tracebacks_that_the_screen_has_not_shown_are_counted(withheld, lines):
-    others = RankFates(followed={"gpu1": 4})
-    told = texts(cause_block(find_cause([rank_failure()]), others, Path("log"), withheld=withheld))
-    assert told[-2 - len(lines) :] == ["  4 others failed because of it: 4 on gpu1", *lines, "  full log: log"]
+def test_what_became_of_the_others():
+    """Those with the same error, those with another one, and those whose traceback was withheld from the screen."""
+    alike = [rank_failure(), rank_failure(rank=3, local_rank=3)]
+    other = Failure("gpu1", 0, FailureKind.RANK, AT, code=None, signal=11, rank=0, local_rank=0)
+    cause = find_cause(alike)
+    told = texts(cause_block(cause, [*alike, other], 16, Path("log"), withheld=3))
+    assert told[3] == "  same error on 2 of 16 ranks: 2 on gpu2"
+    assert told[-3:] == [
+        "  1 other failed as well: 1 on gpu1",
+        "  3 others' tracebacks are in the logs",
+        "  full log: log",
+    ]
 
 
 def test_the_end_says_that_the_logs_have_gaps():
@@ -145,7 +145,7 @@ def test_the_end_says_that_the_logs_have_gaps():
 
 def test_the_error_is_red_and_what_to_do_is_bold():
     stderr = TRACEBACK.replace("ValueError: the optimizer met a NaN at step 42", "MemoryError")
-    lines = cause_block(find_cause([rank_failure(stderr=stderr)]), RankFates(), Path("log"))
+    lines = cause_block(find_cause([rank_failure(stderr=stderr)]), [], 16, Path("log"))
     assert [(line.text.split()[0], line.style) for line in lines if line.style is not Style.TEXT] == [
         ("gpu2", Style.STRONG),
         ("MemoryError", Style.FAILURE),
@@ -197,7 +197,7 @@ def test_the_error_is_red_and_what_to_do_is_bold():
 def test_the_cause_where_no_exception_tells(failed, first, lines):
     cause = find_cause([failed])
     assert failed_first_line(cause, 1) == first
-    assert texts(cause_block(cause, RankFates(), Path("log"))) == lines
+    assert texts(cause_block(cause, [], 16, Path("log"))) == lines
 
 
 OOM = (
@@ -210,7 +210,7 @@ OOM = (
 def test_the_cause_with_why_and_what_to_do():
     stderr = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n    loss = model(x)\n{OOM}\n'
     cause = find_cause([rank_failure(stderr=stderr)])
-    assert texts(cause_block(cause, RankFates(stopped={"gpu1": 8}), Path("log"))) == [
+    assert texts(cause_block(cause, [], 16, Path("log"))) == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
         '    File "train.py", line 88, in step',
         "      loss = model(x)",
@@ -219,12 +219,10 @@ def test_the_cause_with_why_and_what_to_do():
         "  fix: use a smaller batch, or free the GPU: launch check names who uses it",
         "  its last lines:",
         "    step 41 loss 7.1",
-        "  8 others stopped by launch: 8 on gpu1",
         "  full log: log",
     ]
 
 
-OTHERS = RankFates(16, {"gpu2": 2}, {"gpu2": 1}, {"gpu1": 1}, {"gpu1": 6, "gpu2": 5}, {"gpu2": 1})
 STATEMENT = "".join(f"    argument_{number}={number},\n" for number in range(30))
 
 
@@ -237,7 +235,7 @@ def test_the_block_fits_a_screen(error, wide):
     stderr = f'Traceback (most recent call last):\n  File "train.py", line 8, in f\n{STATEMENT}{error}\nbye\n'
     text = "".join(f"line {number} " + "x" * (400 if wide else 9) + "\n" for number in range(20))
     cause = find_cause([rank_failure(stderr=text + stderr, stdout=text)])
-    lines = texts(cause_block(cause, OTHERS, Path("logs/20261120-091233/node_1.log")))
+    lines = texts(cause_block(cause, [], 16, Path("logs/20261120-091233/node_1.log")))
     assert sum(-(-len(line) // 80) for line in lines) <= 22
     assert [lines[0], lines[1], lines[-1]] == [
         "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
@@ -246,30 +244,6 @@ def test_the_block_fits_a_screen(error, wide):
     ]
     assert f"    {error[:60]}"[:60] in [line[:60] for line in lines]
     assert "    bye" in lines, "the latest line was dropped"
-
-
-@pytest.mark.parametrize(
-    ("others", "lines"),
-    [
-        (RankFates(), []),
-        (RankFates(stopped={"gpu1": 0, "gpu2": 0}), []),
-        (RankFates(stopped={"gpu2": 1}), ["  1 other stopped by launch: 1 on gpu2"]),
-        (
-            RankFates(failed={"gpu2": 1}, followed={"gpu1": 3}, succeeded={"gpu1": 2}),
-            [
-                "  1 other failed as well: 1 on gpu2",
-                "  3 others failed because of it: 3 on gpu1",
-                "  2 others had already succeeded: 2 on gpu1",
-            ],
-        ),
-        (
-            RankFates(stopped={"gpu1": 8, "gpu2": 7, "gpu3": 8, "gpu4": 8}),
-            ["  31 others stopped by launch: 8 each on gpu[1,3-4], 7 on gpu2"],
-        ),
-    ],
-)
-def test_what_became_of_the_others(others, lines):
-    assert others_lines(others) == lines
 
 
 @pytest.mark.parametrize(
