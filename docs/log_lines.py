@@ -17,22 +17,18 @@ END = "<!-- end -->"
 HEAD = ["| line | cause | fix |", "|---|---|---|"]
 # The topic that begins with a signature; the signatures after it belong to the same topic, up to the next one named.
 TOPICS = {
-    "slurm-time": "slurm",
+    "slurm-ended": "slurm",
     "gpu-memory-shared": "memory",
     "gpu-fell-off": "gpu",
-    "peer-access": "nccl",
-    "cudnn": "gpu",
     "module-missing": "python",
-    "local-rank-unknown": "script",
+    "local-rank": "script",
     "different-collectives": "nccl",
     "no-keyboard": "script",
     "open-files": "files",
     "no-internet": "network",
     "duplicate-gpu": "nccl",
     "gloo-loopback": "network",
-    "ssh-banner": "ssh",
-    "node-0-unnamed": "network",
-    "torchrun-stopped-it": "nccl",
+    "clients-missing": "nccl",
     "worker-gone": "memory",
 }
 

@@ -73,22 +73,20 @@ ENDINGS: Mapping[str, Explanation] = {
         "a library uses an instruction that this host's processor doesn't have",
         "install a build for this processor; `launch exec --hosts HOST -- lscpu` shows each host's processor",
     ),
-    "killed by SIGFPE": Explanation(ENDING, "native code divided by zero", _CRASHED),
     "killed by SIGTERM": Explanation(
         ENDING,
         "something on that host stopped it; it was not `launch`",
         "find out what shuts down or cleans up there",
     ),
-    "killed by SIGHUP": Explanation(
-        ENDING,
-        "the session that it ran in was closed; it was not `launch`",
-        "find out who logged out or what cleans up there",
-    ),
-    "killed by SIGXCPU": Explanation(ENDING, "the CPU time limit was reached", "pass --setup 'ulimit -t unlimited'"),
 }
 
 CANCELLED, SRUN_KILLED = "Slurm has cancelled", "srun was killed"  # both end the step on all hosts
 
+_KILLED_HERE = Explanation(
+    "loss",
+    "something on the launch host killed it; the hosts stopped the run",
+    "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
+)
 # By a part of the description of a lost connection; the first key found in it counts.
 LOSSES: Mapping[str, Explanation] = {
     "no heartbeat": Explanation(
@@ -101,11 +99,7 @@ LOSSES: Mapping[str, Explanation] = {
         "the launch host slept, and the hosts stopped the run",
         "start runs from a machine that stays awake",
     ),
-    "its ssh was killed": Explanation(
-        "loss",
-        "something on the launch host killed it; the hosts stopped the run",
-        "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
-    ),
+    "its ssh was killed": _KILLED_HERE,
     "the connection was lost": Explanation(
         "loss",
         "the host's sshd, a firewall or the network closed the connection",
@@ -116,11 +110,7 @@ LOSSES: Mapping[str, Explanation] = {
         "the job was cancelled, reached its time limit, or was preempted by another job",
         "see which with `sacct -j JOB`; for more time, pass `--time` to sbatch or salloc",
     ),
-    SRUN_KILLED: Explanation(
-        "loss",
-        "something on the launch host killed it; the hosts stopped the run",
-        "check the kernel's log there (`dmesg`): machines that many users share often run out of memory",
-    ),
+    SRUN_KILLED: _KILLED_HERE,
     "launch's task there ended": Explanation(
         "loss",
         "something on that host killed `launch`'s task there",

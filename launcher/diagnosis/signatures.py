@@ -72,38 +72,18 @@ _BLOCKING = "run it once with --env CUDA_LAUNCH_BLOCKING=1; the traceback then n
 SIGNATURES: tuple[Signature, ...] = (
     # Slurm
     Signature(
-        "slurm-time",
-        r"CANCELLED AT \S+ DUE TO TIME LIMIT",
-        "the Slurm job reached its time limit",
-        "request more time with --time; `sbatch --signal=TERM@120` warns early enough to save a checkpoint",
-        says="`CANCELLED AT ... DUE TO TIME LIMIT`",
-    ),
-    Signature(
-        "slurm-preemption",
-        r"CANCELLED AT \S+ DUE TO PREEMPTION",
-        "Slurm gave the nodes to another job",
-        "submit with sbatch --requeue, and make the script resume from its checkpoint",
-        says="`CANCELLED AT ... DUE TO PREEMPTION`",
-    ),
-    Signature(
-        "slurm-node",
-        r"CANCELLED AT \S+ DUE TO NODE FAILURE",
-        "Slurm lost a node of the job",
-        "see why with `sinfo -R`; submit the job again, and it gets another node",
-        says="`CANCELLED AT ... DUE TO NODE FAILURE`",
-    ),
-    Signature(
-        "slurm-cancelled",
-        r"\*\*\* (?:STEP|JOB) (?P<job>\d+)\S* ON \S+ CANCELLED AT",
-        "Slurm job {job}, or the step of it that this run uses, was cancelled",
-        "find out who called scancel: `sacct -j {job} --format=JobID,State%30,End`",
-        says="`*** STEP ... ON n1 CANCELLED AT ...`",
+        "slurm-ended",
+        r"CANCELLED AT \S+ DUE TO (?P<reason>TIME LIMIT|PREEMPTION|NODE FAILURE)",
+        "Slurm ended the job: {reason}",
+        "request more time with --time; after another reason submit it again, and resume from the checkpoint",
+        says="`CANCELLED AT ... DUE TO TIME LIMIT`, `PREEMPTION`, `NODE FAILURE`",
     ),
     Signature(
         "slurm-aborted",
-        r"srun: Job step aborted: Waiting up to",
+        r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT|srun: Job step aborted: Waiting up to",
         "the Slurm job, or the step of it that this run uses, was cancelled",
         "find out whether it was scancel or the time limit: `sacct -j JOB --format=JobID,State%30,End`",
+        says="`*** STEP ... ON n1 CANCELLED AT ...`, `srun: Job step aborted`",
     ),
     # memory
     Signature(
@@ -161,13 +141,6 @@ SIGNATURES: tuple[Signature, ...] = (
         "use fewer loader workers, a smaller batch, or a higher memory limit for the container or job",
         says="`Out of memory: Killed process`, `Detected 1 oom-kill event`",
     ),
-    Signature(
-        "killed-by-shell",
-        r"line \d+: +\d+ Killed\b",
-        "a program that the script started was killed, usually by the kernel because the host's memory is full",
-        "check `dmesg -T` on that host; use fewer loader workers, or a smaller batch",
-        says="`line 28: 8156 Killed`",
-    ),
     # the GPU and its driver
     Signature(
         "gpu-fell-off",
@@ -178,24 +151,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "gpu-ecc",
-        r"uncorrectable ECC error|ECC_UNCORRECTABLE",
-        "the GPU's memory has a hardware fault",
+        r"uncorrectable (?:ECC|NVLink) error|ECC_UNCORRECTABLE|cudaErrorNvlinkUncorrectable",
+        "the GPU's memory, or an NVLink connection of it, has a hardware fault",
         "reset the GPU or reboot that host; if the error returns, the card is broken: `--exclude HOST:GPU`",
-        says="`uncorrectable ECC error encountered`",
-    ),
-    Signature(
-        "gpu-nvlink",
-        r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable",
-        "an NVLink connection between the GPUs of this host failed",
-        "reset its GPUs or reboot it; if the error returns, leave the host out: `nvidia-smi nvlink -e` names the link",
-        says="`uncorrectable NVLink error detected during the execution`",
-    ),
-    Signature(
-        "gpu-xid",
-        r"NVRM: Xid \([^)]{0,60}\): (?P<number>\d+)",
-        "the NVIDIA driver reports Xid error {number} of a GPU",
-        "see NVIDIA's Xid list: 13, 31 and 43 are usually your code, most others are the card or the driver",
-        says="`NVRM: Xid (PCI:...): 31`",
+        says="`uncorrectable ECC error encountered`, `uncorrectable NVLink error detected`",
     ),
     Signature(
         "gpu-assert",
@@ -289,13 +248,6 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`CUDA-capable device(s) is/are busy or unavailable`",
     ),
     Signature(
-        "mps",
-        r"MPS client failed to connect|cudaErrorMpsConnectionFailed",
-        "this rank can't reach NVIDIA's MPS server: it isn't running, or the container doesn't share its directory",
-        "on that host, run nvidia-cuda-mps-control -d; without MPS, remove /tmp/nvidia-mps and unset CUDA_MPS_*",
-        says="`MPS client failed to connect to the MPS control daemon` (805)",
-    ),
-    Signature(
         "torch-for-cpu",
         r"Torch not compiled with CUDA enabled|Distributed package doesn't have NCCL",
         "this host's torch is a CPU-only build",
@@ -315,12 +267,6 @@ SIGNATURES: tuple[Signature, ...] = (
         "the script used the GPU before it forked",
         "use DataLoader(multiprocessing_context='spawn'), and don't call .cuda() in a dataset",
         says="`Cannot re-initialize CUDA in forked subprocess`, `CUDA error: initialization error`",
-    ),
-    Signature(
-        "peer-access",
-        r"peer access is not supported between these two devices",
-        "NCCL tried direct access between two GPUs that don't support it on this host",
-        "pass --env NCCL_P2P_DISABLE=1",
     ),
     Signature(
         "cudnn",
@@ -372,13 +318,6 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`Failed to find C compiler`, `CUDA_HOME environment variable is not set`",
     ),
     Signature(
-        "cannot-run",
-        r"^launch: can't start (?P<program>.{1,300}): (?:Permission denied|Exec format error)$",
-        "{program} isn't an executable program on this host",
-        "run chmod +x there, correct its first line (#!), or mount its file system without noexec",
-        says="`launch: can't start X: Permission denied`",
-    ),
-    Signature(
         "line-ends",
         r"(?:\benv: .|no interpreter '|: )(?P<interpreter>[^\s'’:\\^]{1,200})(?:\\r['’]|\^M: bad interpreter)",
         r"a script has Windows line ends, so its first line (#!) names '{interpreter}\r', which isn't there",
@@ -386,11 +325,12 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`env: 'bash\\r': No such file or directory`, `bad interpreter`",
     ),
     Signature(
-        "interpreter-missing",
-        r"^launch: can't start (?P<program>.{1,300}): no interpreter (?P<interpreter>'.{0,300}')$",
-        "the first line (#!) of {program} names {interpreter}, which isn't on this host",
-        "correct that line, or install it there",
-        says="`launch: can't start X: no interpreter '/opt/python'`",
+        "cannot-run",
+        r"^launch: can't start (?P<program>.{1,300}): "
+        r"(?P<reason>Permission denied|Exec format error|no interpreter '.{0,300}')$",
+        "{program} isn't an executable program on this host: {reason}",
+        "run chmod +x there, correct its first line (#!), or mount its file system without noexec",
+        says="`launch: can't start X: Permission denied`, `... no interpreter '/opt/python'`",
     ),
     Signature(
         "cannot-start",
@@ -422,18 +362,11 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     # the script
     Signature(
-        "local-rank-unknown",
-        r"unrecognized arguments:.{0,200} (?P<option>--local[-_]rank\S*)",
-        "the script got {option}, which only the old torch.distributed.launch passes, and doesn't accept it",
+        "local-rank",
+        r"(?:unrecognized arguments|arguments are required):.{0,200} --local[-_]rank",
+        "only the old torch.distributed.launch passed --local_rank to the script",
         "remove it; the script finds its local rank in os.environ['LOCAL_RANK']",
-        says="`unrecognized arguments: --local-rank=0`",
-    ),
-    Signature(
-        "local-rank-wanted",
-        r"the following arguments are required:.{0,200}--local[-_]rank",
-        "the script requires --local_rank, which the old torch.distributed.launch passed",
-        "read os.environ['LOCAL_RANK'] in the script instead; it is set for every rank",
-        says="`the following arguments are required: --local_rank`",
+        says="`unrecognized arguments: --local-rank=0`, `the following arguments are required: --local_rank`",
     ),
     Signature(
         "arguments",
@@ -443,29 +376,10 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`error: unrecognized arguments`",
     ),
     Signature(
-        "variable-missing",
-        r"environment variable (?P<variable>\w+) expected, but not set",
-        "the script needs {variable}, which torchrun sets for its ranks",
-        "start it without --no-python; a wrapper script must start Python through `launch`",
-        says="`environment variable RANK expected, but not set`",
-    ),
-    Signature(
-        "no-group",
-        r"Default process group has not been initialized",
-        "the script communicates with other ranks before it has joined them in a process group",
-        "call torch.distributed.init_process_group() or launcher.distributed.init() first",
-    ),
-    Signature(
         "unused-parameters",
         r"Expected to have finished reduction in the prior iteration",
         "some parameters did not contribute to the loss, and DDP waits for their gradients",
         "pass find_unused_parameters=True, or freeze them; --env TORCH_DISTRIBUTED_DEBUG=DETAIL names them",
-    ),
-    Signature(
-        "ready-twice",
-        r"Expected to mark a variable ready only once",
-        "a parameter was used twice in one backward pass, usually by activation checkpointing under DDP",
-        "use checkpoint(..., use_reentrant=False), or DDP(..., static_graph=True)",
     ),
     Signature(
         AT_EXIT,
@@ -577,24 +491,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "duplicate-gpu",
-        r"Duplicate GPU detected ?: rank (?P<rank>\d+) and rank (?P<other>\d+)",
-        "ranks {rank} and {other} use the same GPU: no set_device in the script, or one machine listed as two hosts",
-        "call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); `launch hosts` shows the hosts",
-        says="`Duplicate GPU detected : rank 1 and rank 0`",
-    ),
-    Signature(
-        "same-gpu",
-        r"Multiple Ranks are using the same GPU",
+        r"Duplicate GPU detected|Multiple Ranks are using the same GPU",
         "two ranks use the same GPU: no set_device in the script, or one machine listed as two hosts",
         "call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); `launch hosts` shows the hosts",
-        says="`Multiple Ranks are using the same GPU/Partition`",
-    ),
-    Signature(
-        "tensor-device",
-        r"tensor not on device passed to init_process_group|but backend constrained to cuda:\d",
-        "a collective got a tensor that isn't on this rank's GPU: it is on the CPU or on another GPU",
-        "move it to the GPU that the group was made with, or make a group with backend='cpu:gloo,cuda:nccl'",
-        says="`Attempt to perform collective on tensor not on device passed to init_process_group`",
+        says="`Duplicate GPU detected : rank 1 and rank 0`, `Multiple Ranks are using the same GPU/Partition`",
     ),
     Signature(
         "nccl-versions",
@@ -646,36 +546,6 @@ SIGNATURES: tuple[Signature, ...] = (
         "use addresses instead of names (addr= in the hostfile), or add the names to /etc/hosts on every host",
         says="`Name or service not known`, `Temporary failure in name resolution`",
     ),
-    # SSH
-    Signature(
-        "ssh-banner",
-        r"Error reading SSH protocol banner|kex_exchange_identification",
-        "sshd dropped the connection: more at once than its MaxStartups allows, or it is overloaded",
-        "raise MaxStartups on that host or jump host; `launch` has already retried",
-        says="`Error reading SSH protocol banner`, `kex_exchange_identification`",
-    ),
-    Signature(
-        "ssh-login",
-        r"No authentication methods available|Permission denied \([\w,-]{0,100}publickey|Too many authentication fail"
-        r"|not a valid \w+ private key file",
-        "the host accepts none of your keys",
-        "run ssh-copy-id; set the user with user= or in ssh_config; with many keys in an agent, IdentitiesOnly yes",
-        says="`Permission denied (publickey)`, `No authentication methods available`",
-    ),
-    Signature(
-        "ssh-host-key",
-        r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "the host's key is unknown, or not the one that was known",
-        "new host: StrictHostKeyChecking accept-new in ssh_config; ssh-keygen -R only if you know why it changed",
-        says="`Host key verification failed`",
-    ),
-    Signature(
-        "hung-up",
-        r"got signal: 1\b|Received 1 death signal|closing signal SIGHUP",
-        "the terminal or SSH session that it ran in was closed",
-        "run `launch` with `--detach`",
-        says="`got signal: 1`, `Received 1 death signal`",
-    ),
     # printed by successful runs too
     Signature(
         "node-0-unnamed",
@@ -702,21 +572,6 @@ SIGNATURES: tuple[Signature, ...] = (
         says="`Using interface lo:`, `Using [0]docker0:`",
     ),
     # consequences: another rank is gone, or never joined
-    Signature(
-        "torchrun-stopped-it",
-        r"failed \(exitcode: -15\) local_rank: \d+",
-        "torchrun stopped this rank because another one failed",
-        "read that other rank's last lines",
-        Kind.CONSEQUENCE,
-        says="`failed (exitcode: -15) local_rank: 5`",
-    ),
-    Signature(
-        "torchrun-page",
-        r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)",
-        "local rank {rank} ended with {code}; -9 is usually out of memory, -11 a crash in native code",
-        "read that rank's last lines",
-        says="`failed (exitcode: -9) local_rank: 5`",
-    ),
     Signature(
         "clients-missing",
         r"Timed out after \d+ seconds waiting for clients\. (?P<some>\d+)/(?P<all>\d+) clients joined",

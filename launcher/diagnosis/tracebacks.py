@@ -21,13 +21,10 @@ _SYNTAX_PLACE = re.compile(r'^  File "[^"]+", line \d+$')
 _SYNTAX_ERROR = re.compile(r"^(?:Syntax|Indentation|Tab)Error\b")
 _FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-# What a progress bar or a logger has printed before it stays in its line; rich has a box around it.
+# What a progress bar or a logger has printed before it stays in its line. In rich's box it has another form.
 _HEADER = re.compile(
-    r"(?P<prefix>.*?)(?P<header>(?:Original |Exception Group )?Traceback \(most recent call last\)):?\W*$"
+    r"(?!╭|\+-)(?P<prefix>.*?)(?P<header>(?:Original |Exception Group )?Traceback \(most recent call last\)):\W*$"
 )
-_BOXED_FRAME = re.compile(r"[│|] (?P<file>\S.*):(?P<line>\d+) in (?P<function>\S+)$")
-_BOXED_CODE = re.compile(r"[│|] (?:❱|\\u2771) {1,9}\d{1,9} ")
-_BOX = " │|"
 # torch prints every line of an exception twice if torch.distributed is initialised: plain and with `[rank0]:`.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 # How faulthandler reports a crash, the innermost frame first; the other threads come before.
@@ -155,39 +152,25 @@ def shorten_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def _without_prefixes(lines: Sequence[str]) -> list[str]:
-    """Return the lines as Python prints them, without what torch, a logger or rich adds to a traceback.
+    """Return the lines as Python prints them, without what torch or a logger adds to a traceback.
 
     Few lines have a prefix, so a cheap test comes before the patterns: a thousand ranks print many lines.
     """
     plain: list[str] = []
     prefix: re.Pattern[str] | None = None  # that the lines of a traceback have, with any numbers
-    is_boxed = False
     for line in lines:
         text = _GROUP_BORDER.sub("", _RANK_PREFIX.sub("", line)) if line.startswith(("[rank", "  ")) else line
         if "Traceback (" in text and (header := _HEADER.match(text)):
             text = f"{header['header']}:"
-            is_boxed = header["prefix"].startswith(("╭", "+-"))
             prefix = (
                 re.compile(re.sub(r"\d+", r"\\d+", re.escape(header["prefix"]))) if header["prefix"].strip() else None
             )
-        elif is_boxed:
-            is_boxed = not text.startswith(("╰", "+-"))
-            text = _unboxed(text)
         elif prefix is not None and (found := prefix.match(text)):
             text = text[found.end() :]
         elif text.startswith('> File "'):  # loguru's mark of the frame that has caught it
             text = f" {text[1:]}"
         plain.append(text)
     return plain
-
-
-def _unboxed(line: str) -> str:
-    """Return a line of rich's box as Python prints it; empty for what Python doesn't print."""
-    text = line.rstrip(_BOX)
-    if frame := _BOXED_FRAME.match(text):
-        return f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}'
-    code = _BOXED_CODE.match(text)
-    return f"    {text[code.end() :].lstrip(_BOX)}" if code else ""
 
 
 def gather_traceback(stdout: str, stderr: str) -> tuple[str, str]:

@@ -243,12 +243,10 @@ _KNOWN = {
     **dict.fromkeys(
         (
             "arguments",
-            "local-rank-unknown",
-            "local-rank-wanted",
+            "local-rank",
             "script-missing",
             "cannot-run",
             "line-ends",
-            "interpreter-missing",
             "command-missing",
         ),
         Outcome.INPUT,
@@ -256,13 +254,11 @@ _KNOWN = {
     "module-missing": Outcome.IMPORT,
     **dict.fromkeys(("disk-full", "save-cut-short"), Outcome.DISK),
     **dict.fromkeys(
-        ("gpu-fell-off", "gpu-ecc", "gpu-nvlink", "gpu-xid", "fabric-manager", "driver-state", "infiniband-port"),
+        ("gpu-fell-off", "gpu-ecc", "fabric-manager", "driver-state", "infiniband-port"),
         Outcome.HOST,
     ),
     # Slurm has ended the job: its hosts are no longer ours.
-    **dict.fromkeys(
-        ("slurm-time", "slurm-preemption", "slurm-node", "slurm-cancelled", "slurm-aborted"), Outcome.STOPPED
-    ),
+    **dict.fromkeys(("slurm-ended", "slurm-aborted"), Outcome.STOPPED),
 }
 # How all hosts fail at once if the network of this machine does.
 _NETWORK = (
