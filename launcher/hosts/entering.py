@@ -5,6 +5,7 @@ It stands before the command line of the loader, so everything of `launch` on th
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +16,6 @@ from launcher.hosts.ranges import shown
 
 _EXAMPLE = "write it as in 'docker exec -i train'"
 _RUNTIMES = ("docker", "podman", "nerdctl")
-# Options of their `exec` that have a value.
-_LONG = ("--env", "--env-file", "--user", "--workdir", "--detach-keys", "--preserve-fds")
-_SHORT = "euw"
 
 
 def parse_entering(text: str) -> str:
@@ -44,21 +42,9 @@ def _read_flags(words: Sequence[str]) -> set[str] | None:
         place += 1
     if words[place + 1 : place + 2] != ["exec"]:
         return None
-    found, rest = set(), iter(words[place + 2 :])
-    for word in rest:
-        if word in _LONG:
-            next(rest, None)
-        elif word.startswith("--"):
-            name, _, value = word.partition("=")
-            found |= {name[2]} if name in ("--interactive", "--tty") and value != "false" else set()
-        elif word.startswith("-"):
-            place = next((index for index, letter in enumerate(word) if letter in _SHORT), len(word))
-            found |= {*word[1:place]}
-            if place == len(word) - 1:
-                next(rest, None)
-        else:
-            break
-    return found
+    rest = words[place + 2 :]
+    found = {letter for word in rest if re.fullmatch("-[A-Za-z]+", word) for letter in word[1:]}
+    return found | {name[2] for name in ("--interactive", "--tty") if name in rest or f"{name}=true" in rest}
 
 
 def already_inside(hosts: Sequence[Host]) -> tuple[Host, ...]:

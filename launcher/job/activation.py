@@ -49,9 +49,6 @@ case ${{tool##*/}} in conda) tool=${{CONDA_EXE:-$tool}} ;; esac
 export LAUNCH_CONDA=$tool
 """
 
-# What changes its meaning after `cd DIRECTORY &&`: a list, a comment, a here-document, a group, a negation.
-_NOT_AS_IT_STANDS = re.compile(r"[;|#<>(){}!\\\n]|(?<!&)&(?!&)")
-
 
 def setup_order(job: Job) -> dict[str, Any] | None:
     """Return the steps that a supervisor runs before it looks for a Python; None if there are none."""
@@ -114,21 +111,12 @@ def setup_by_hand(job: Job, fact: NodeFacts) -> list[str]:
     if activation.setup and is_secret("", activation.setup):
         commands.append('eval "${SETUP:?must be the value of --setup}"')
     elif activation.setup:
-        commands.append(_setup_by_hand(activation.setup))
+        commands.append(f"eval {shlex.quote(activation.setup)}")  # a list of commands, perhaps
     if activation.conda:
         commands.append(_conda_by_hand(activation.conda, fact.conda or f"<conda directory on {fact.hostname}>/conda"))
     if activation.venv:
         commands.append(f"source {quote_path(f'{activation.venv}/bin/activate')}")
     return commands
-
-
-def _setup_by_hand(command: str) -> str:
-    try:
-        is_whole = bool(shlex.split(command))
-    except ValueError:  # an open quote
-        is_whole = False
-    as_it_stands = is_whole and not _NOT_AS_IT_STANDS.search(command)
-    return command.strip() if as_it_stands else f"eval {shlex.quote(command)}"
 
 
 def _conda_by_hand(name: str, program: str) -> str:

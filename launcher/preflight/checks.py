@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from launcher.diagnosis.tracebacks import mask
 from launcher.hosts.host import Host
@@ -12,6 +13,12 @@ from launcher.job.facts import NodeFacts, SetupFailure
 from launcher.job.job import Job
 from launcher.preflight import comparison, condition, gpus, network, packages, requirements
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, fold
+
+# On these, a file has the same inode on every host, also on the server whose own disk it is.
+_SHARED = {"beegfs", "ceph", "gpfs", "lustre", "nfs", "nfs4"}
+_LOCAL = {
+    "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs",
+}  # fmt: skip
 
 
 def find_problems(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[Finding]:
@@ -62,6 +69,25 @@ def warn_of_checkpoints(hosts: Sequence[Host], facts: Sequence[NodeFacts], folde
     text = f"does not share {folder}, where the checkpoints are, with {hosts[0].name}" if names else ""
     fix = "save to a file system that all hosts share, or save on each host what its ranks resume from"
     return [Finding(names, text, fix, WARNING)] if names else []
+
+
+def is_shared(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool | None:
+    """Tell whether two answers to SHARE are about one directory; None: nobody knows.
+
+    If one host lacks it, the nearest directory above it that both have is compared: for some time, a network file
+    system may still miss what was just made.
+    """
+    both = zip(one["levels"], other["levels"], strict=False)
+    found = next(((here, there) for here, there in both if here and there), None)
+    if found is None:
+        return None
+    (device, inode, kind), (other_device, other_inode, other_kind) = found
+    kernels, kinds = {one["kernel"], other["kernel"]}, {kind, other_kind}
+    if len(kernels) == 1 and None not in kernels and device == other_device:
+        return bool(inode == other_inode)
+    if inode == other_inode and kinds & _SHARED:
+        return True
+    return False if kinds <= _SHARED | _LOCAL and None not in kernels else None
 
 
 def _nodes(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> list[CheckedHost]:

@@ -19,11 +19,17 @@ from launcher.job.facts import NodeFacts, Probe, Probes
 from launcher.job.job import Job, ProgramKind
 from launcher.job.plan import master_address, settle_device, used_gpus, warm_fields
 from launcher.node import messages
-from launcher.preflight.checks import find_all, find_busy, find_problems, warn_of_checkpoints, warn_of_incidents
+from launcher.preflight.checks import (
+    find_all,
+    find_busy,
+    find_problems,
+    is_shared,
+    warn_of_checkpoints,
+    warn_of_incidents,
+)
 from launcher.preflight.claims import ClaimOrder, find_claimed
 from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
-from launcher.preflight.shared_directory import is_shared
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
 from launcher.sync.contents import Contents

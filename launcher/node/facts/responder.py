@@ -12,7 +12,7 @@ from socket import socket
 from typing import Any, Callable
 
 from launcher.node import messages
-from launcher.node.facts import code, gathering, network, packages, saves, shared_directory, visible_gpus
+from launcher.node.facts import checkpoints, code, gathering, network, packages, visible_gpus
 from launcher.node.facts.pythons import Search
 from launcher.node.facts.setup import AwaitExit, Setup
 from launcher.node.loop import Loop
@@ -256,7 +256,7 @@ class Responder:
         """Answer a SHARE with what tells whether others see the same directory."""
         folder = os.path.join(os.path.expanduser(header["workdir"] or "~"), os.path.expanduser(header["folder"]))
         self._ask(
-            lambda: shared_directory.describe(folder),
+            lambda: checkpoints.describe(folder),
             LOOK_TIMEOUT_S,
             {"kernel": None, "levels": []},
             lambda found: self._send_queue.send(messages.SHARED, **found),
@@ -265,7 +265,7 @@ class Responder:
     def look_for_save(self, folder: str, since: float, least_s: float) -> None:
         """Answer a LOOK: whether a file in `folder` was last written after `since`, and at least `least_s` ago."""
         self._ask(
-            lambda: saves.look(folder, since, least_s),
+            lambda: checkpoints.look(folder, since, least_s),
             LOOK_TIMEOUT_S,
             {"has_saved": None, "is_missing": False},
             lambda found: self._send_queue.send(messages.SEEN, **found),

@@ -143,11 +143,6 @@ BAD_LINES = [
     ("node1 slot=4", "unknown key 'slot'", "write 'slots'"),
     ("node1 slots=4 max_slots=2", "max_slots=2 is less than slots=4", "keep slots= alone, with the number you want"),
     ("node1 max-count=x", "max_slots must be a number, got 'x'", ""),
-    (
-        "node1 binding=core",
-        "binding= of MPICH Hydra isn't supported: launch doesn't bind ranks to cores",
-        "remove it",
-    ),
     ("node1 address=10.0.0.1", "unknown key 'address'", "write 'addr'"),
     ("node1 gpus=4", "unknown key 'gpus'", KEYS_FIX),
     ("node1 =4", "host name 'node1=4' contains '='", "write settings such as slots=8 after the name, in a hostfile"),
@@ -420,21 +415,6 @@ def test_what_stands_behind_a_colon_is_checked(line, message):
     with pytest.raises(HostfileError) as caught:
         parse_hostfile(line, "f")
     assert caught.value.message == message
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "- a\n- b slots=2\n", "---\n- a\n", "-\n", "all:\n  hosts:\n    node1:\n", "hosts: [node1, node2]\n",
-        "node1: {slots: 8}\n", '{\n  "hosts": ["node1"]\n}\n', '["a", {"name": "b", "slots": 2}]\n',
-        '[\n  "a",\n  "b"\n]\n', "[a, b]\n", "- name: a\n  slots: 8\n",
-    ],
-)  # fmt: skip
-def test_yaml_and_json_are_refused_by_name(text):
-    with pytest.raises(HostfileError) as caught:
-        parse_hostfile(text, "f")
-    assert caught.value.message == f"f:1: {text.splitlines()[0]!r} is a line of a YAML or JSON file, not of a hostfile"
-    assert caught.value.fix == "write one host per line, such as: node1 slots=8"
 
 
 # hostile files

@@ -250,10 +250,10 @@ def test_what_a_setup_has_set_stays_but_for_the_choice_of_gpus():
     (node,) = plan_of(job, facts_of("gpu1", setup_names=names)).nodes
     assert "NCCL_SOCKET_IFNAME" not in node.env
     assert (node.env["GLOO_SOCKET_IFNAME"], node.env["CUDA_VISIBLE_DEVICES"]) == ("eth1", "")
-    assert node.by_hand.startswith("cd /data && module load x && env OWN=1 PYTHONUNBUFFERED=1 OMP")
+    assert node.by_hand.startswith("cd /data && eval 'module load x' && env OWN=1 PYTHONUNBUFFERED=1 OMP")
     named = replace(job, named_env=frozenset(env))
     (node,) = plan_of(named, facts_of("gpu1", setup_names=names)).nodes
-    assert node.by_hand.startswith("cd /data && module load x && env PYTHONPATH=/mine OWN=1 PYTHONUNBUFFERED=1 OMP")
+    assert node.by_hand.startswith("cd /data && eval 'module load x' && env PYTHONPATH=/mine OWN=1 PYTHONUNBUFFERED=1 ")
 
 
 # sizes, addresses, folders
@@ -547,7 +547,7 @@ def test_a_dry_run_numbers_no_ranks_that_nobody_has_counted(job):
 def test_plain_processes_with_an_environment_enter_it_once():
     job = Job(Program(ProgramKind.COMMAND, "id"), nproc=2, workdir="/data", activation=Activation(setup="true"))
     _, line = dry_lines(job, Host("a"))
-    assert line.startswith("cd /data && true && { env PYTHONUNBUFFERED=1 ")
+    assert line.startswith("cd /data && eval true && { env PYTHONUNBUFFERED=1 ")
     assert line.endswith(" LOCAL_RANK=1 id & wait; }")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node.facts.saves import has_save, look
+from launcher.node.facts.checkpoints import has_save, look
 
 
 def write(path: Path, age_s: float) -> None:

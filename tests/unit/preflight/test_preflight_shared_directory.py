@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.preflight.shared_directory import is_shared
+from launcher.preflight.checks import is_shared
 
 ROOT = (64, 2, "ext4")
 

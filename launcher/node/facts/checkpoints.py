@@ -1,4 +1,4 @@
-"""Whether the ranks have saved a checkpoint during this attempt, by the times of the files in a directory."""
+"""The directory of the checkpoints on this node: whether others see the same one, and whether the ranks have saved."""
 
 from __future__ import annotations
 
@@ -6,8 +6,31 @@ import os
 import time
 from typing import Any
 
+from launcher.node import clock
+from launcher.node.system import find_kind
+
 MOST_FILES = 20_000
 _TICK_S = 0.02  # the kernel takes a file's time from a clock that moves 100 times a second
+
+
+def describe(folder: str) -> dict[str, Any]:
+    """Return device, inode and file system of a directory and of each above it, None for one that is missing.
+
+    Links are followed first: where they lead may be missing on one host alone.
+    """
+    path, levels = os.path.realpath(folder), []
+    while path:
+        levels.append(_look(path))
+        path = os.path.dirname(path) if path != "/" else ""
+    return {"kernel": clock.boot_id(), "levels": levels}
+
+
+def _look(path: str) -> tuple[int, int, str] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, find_kind(path)
 
 
 def look(folder: str, since: float, least_s: float) -> dict[str, Any]:

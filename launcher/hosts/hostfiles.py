@@ -1,4 +1,7 @@
-"""Parse one line of a hostfile, whichever tool it was written for.
+"""Read hosts from a list or a hostfile, in the order written; every error has the file, the line and the value.
+
+Hostfiles are those of other launchers, and `launch`'s own. A line means the same whichever tool it was written for; a
+line that two tools read differently is an error. So there is one grammar:
 
     [user@]NAME-or-range[:N] key=value ... [spare]  one host or range with settings,
     [user@]NAME-or-range[:N] [, ][user@]NAME ...    or one or more without, separated by commas or spaces
@@ -11,14 +14,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from launcher.errors import UsageError
+from launcher.errors import HostfileError, UsageError
 from launcher.hosts.entering import parse_entering
 from launcher.hosts.host import MAX_SLOTS, SSH_PORT, Host
-from launcher.hosts.ranges import NUMBER, expand_names, ipv6_name, shown, split_list, split_number
+from launcher.hosts.ranges import MAX_HOSTS, NUMBER, expand_names, ipv6_name, name_key, shown, split_list, split_number
 from launcher.wording import nearest
 
+MAX_FILE_BYTES = 8 << 20  # 128 bytes for each of MAX_HOSTS; /dev/zero has no end
+MAX_LINE_LENGTH = 65536  # enough for a Slurm list of several thousand names
+
+_COMMENT = re.compile(r"#|(?:^|(?<=[ \t]))//")  # Open MPI's second kind of comment follows a space
+_INCLUDE = re.compile(r"#include[ \t]+[^ \t]+[ \t]*")
 MAX_PORT = 65535
 MOST_SLOTS = 64  # after a colon
 FIRST_PORT = 1024  # after a colon; below, other services have theirs
@@ -39,16 +49,8 @@ _WORD = re.compile(r"""(?:[^ \t"'=]|"[^"]*"|'[^']*'|[ \t]*=[ \t]*)+""")
 _QUOTED = re.compile(r"""(["'])((?:(?!\1).)*)\1""")
 _MARKED = re.compile(rf"[^, \t]+[ \t]+{_SPARE}")
 _RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
-_INVENTORY = "list its hosts, one per line: ansible all -i FILE --list-hosts"
-# A line of another file, what kind of file has it, and what to do; some of them could be read as more hosts.
-_FOREIGN = (
-    (re.compile(r"\[[A-Za-z_][\w.:-]*\]|.*[ \t]ansible_\w+[ \t]*=.*"), "an Ansible inventory", _INVENTORY),
-    (
-        re.compile(r"""-(?:[ \t].*)?|---.*|{.*|\[(?:[ \t]*["'{].*|[A-Za-z_][^\]]*,.*)?|[\w.-]+:(?:[ \t]*[\[{"'].*)?"""),
-        "a YAML or JSON file",
-        "write one host per line, such as: node1 slots=8",
-    ),
-)
+# A line of an Ansible inventory, whose sections could be read as ranges.
+_INVENTORY = re.compile(r"\[[A-Za-z_][\w.:-]*\]|.*[ \t]ansible_\w+[ \t]*=.*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -61,6 +63,103 @@ class HostfileEntry:
     said: Host  # the settings of each of them, without its name
 
 
+@dataclass(slots=True)
+class _Gathered:
+    """The hosts read so far, by key: each with its name, settings, source, and the text that named it."""
+
+    named: dict[str, tuple[str, Host, str, str]] = field(default_factory=dict)
+
+    def add(self, entry: HostfileEntry, source: str, words: str) -> None:
+        if len(self.named) + len(entry.names) > MAX_HOSTS:
+            raise UsageError(f"more than {MAX_HOSTS} hosts")
+        for name in entry.names:
+            mine = (name, entry.said, source, words)
+            first = self.named.setdefault(name_key(name), mine)
+            if first is not mine:
+                # One line per process, as PBS writes and Open MPI counts them, looks the same as a mistake.
+                fix = "list each host once" + (", with slots=N for N processes" if words == source else "")
+                raise UsageError(f"host {shown(name)} is named twice, by {first[3]} and by {words}", fix)
+
+    def hosts(self) -> tuple[Host, ...]:
+        return tuple(replace(said, name=name, source=source) for name, said, source, _ in self.named.values())
+
+
+def parse_hosts(text: str, source: str = "--hosts", *, are_logins: bool = False) -> tuple[Host, ...]:
+    """Read a list in the format of --hosts (commas or whitespace); raise HostfileError without a line number.
+
+    are_logins: as for parse_list.
+    """
+    gathered = _Gathered()
+    with _located(source, None):
+        for entry in parse_list(text, are_logins=are_logins):
+            gathered.add(entry, source, shown(entry.text))
+        if not gathered.named:
+            raise UsageError("names no host", "give at least one, as in node1,node2")
+    return gathered.hosts()
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """Read a hostfile; raise HostfileError if it is missing or isn't UTF-8 text."""
+    source = str(path) if str(path).isprintable() else repr(str(path))
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise HostfileError(source, None, "no such hostfile", "check the path given to --hostfile") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise HostfileError(source, None, f"can't be read: {reason}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise HostfileError(source, None, f"more than {MAX_FILE_BYTES >> 20} MiB, too large for a hostfile")
+    try:
+        text = content.decode("utf-8-sig")  # Windows editors put a byte order mark in front
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        raise HostfileError(source, line, f"byte 0x{byte:02x} is not UTF-8", "save the file as UTF-8") from None
+    return parse_hostfile(text, source)
+
+
+def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
+    """Read the text of a hostfile; raise HostfileError with the source and the line."""
+    # Not splitlines(): it splits at form feeds and U+2028 too, and the numbers would not be an editor's.
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > MAX_LINE_LENGTH:
+            message = f"a line of {len(line)} characters; the limit is {MAX_LINE_LENGTH}"
+            raise HostfileError(source, number, message, "write one host or range per line")
+    gathered = _Gathered()
+    for number, line in _read_lines(lines, source):
+        place = f"{source}:{number}"
+        with _located(source, number):
+            for entry in parse_line(line):
+                gathered.add(entry, place, place)
+    if not gathered.named:
+        raise HostfileError(source, None, "names no host", "write one per line, as in: node1 slots=8")
+    return gathered.hosts()
+
+
+def _read_lines(lines: Sequence[str], source: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines, without comments; raise HostfileError where pdsh would include a file."""
+    for number, line in enumerate(lines, start=1):
+        if _INCLUDE.fullmatch(line):
+            fix = "list its hosts here; if this is a comment, put a space after '#' (pdsh needs it)"
+            raise HostfileError(source, number, f"{shown(line)}: included files are not read", fix)
+        if content := _COMMENT.split(line, maxsplit=1)[0].strip(" \t"):
+            yield number, content
+
+
+@contextmanager
+def _located(source: str, line: int | None) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise HostfileError(source, line, error.message, error.fix) from None
+
+
+# ---- one line --------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class _Setting:
     key: str  # as `launch` spells it
@@ -70,9 +169,9 @@ class _Setting:
 
 def parse_line(text: str) -> Iterator[HostfileEntry]:
     """Yield the hosts of a line without its comment; raise UsageError if it is wrong or ambiguous."""
-    for foreign, file, fix in _FOREIGN:
-        if foreign.fullmatch(text):
-            raise UsageError(f"{shown(text)} is a line of {file}, not of a hostfile", fix)
+    if _INVENTORY.fullmatch(text):
+        fix = "list its hosts, one per line: ansible all -i FILE --list-hosts"
+        raise UsageError(f"{shown(text)} is a line of an Ansible inventory, not of a hostfile", fix)
     if "=" in text or _MARKED.fullmatch(text):
         target, *words = _split_words(text)
         yield _parse_host(target, [_split_setting(word) for word in words])
@@ -164,8 +263,6 @@ def _split_setting(word: str) -> tuple[str, str]:
 
 def _read_setting(spelling: str, value: str) -> _Setting:
     key = SPELLINGS.get(spelling, spelling)
-    if key == "binding":
-        raise UsageError("binding= of MPICH Hydra isn't supported: launch doesn't bind ranks to cores", "remove it")
     if key not in (*_KEYS, "max_slots", _SPARE):
         near = nearest(key, _KEYS)
         raise UsageError(f"unknown key {shown(spelling)}", f"write '{near}'" if near else _KEYS_FIX)
