@@ -40,6 +40,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     exit_code = json.loads(server.recv(100))
 if exit_code < 0:
-    signal.signal(-exit_code, signal.SIG_DFL)
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(-exit_code, signal.SIG_DFL)
     os.kill(os.getpid(), -exit_code)
 sys.exit(exit_code)

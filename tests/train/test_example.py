@@ -98,10 +98,13 @@ def test_ranks_save_together_at_sigterm_and_another_start_resumes_there(starter:
     torch.testing.assert_close(read_weights(starter.folder), weights)
 
 
-def launch(starter: Starter, python: Path, script: str, *words: str, restarts: int = 0) -> Rank:
-    """Start two ranks on this machine, without torchrun, whose imports would take most of the time."""
+def launch(starter: Starter, python: Path, script: str, *words: str, restarts: int = 0, stop: float = 30) -> Rank:
+    """Start two ranks on this machine, without torchrun, whose imports would take most of the time.
+
+    stop: seconds that the ranks have to save; one whose other rank is gone may need all of them.
+    """
     options = ("--nproc=2", "--cpu", "--start=plain", f"--python={python}", "--env=OMP_NUM_THREADS=1")
-    options += (f"--restarts={restarts}", f"--stop-timeout={NEVER_S:g}", f"--env=PYTHONPATH={ROOT}")
+    options += (f"--restarts={restarts}", f"--stop-timeout={stop:g}", f"--env=PYTHONPATH={ROOT}")
     out, err = starter.folder / "launch.out", starter.folder / "launch.err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
         argv = ("singlenode", *options, script, *WORDS, *words)
@@ -111,7 +114,7 @@ def launch(starter: Starter, python: Path, script: str, *words: str, restarts: i
 
 
 def test_sigterm_to_launch_lets_the_ranks_save(starter: Starter, forking_python: Path) -> None:
-    running = launch(starter, forking_python, EXAMPLE, "--epochs=100000", "--save_every=100000")
+    running = launch(starter, forking_python, EXAMPLE, "--epochs=100000", "--save_every=100000", stop=NEVER_S)
     running.wait_for("saved ")
     running.process.send_signal(signal.SIGTERM)
     assert running.wait() == 128 + signal.SIGTERM
