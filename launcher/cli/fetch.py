@@ -181,7 +181,7 @@ def _log_in(found: ListedRun | RemoteRun, names: Sequence[str]) -> list[_Login]:
         if chosen.needs_allocation:
             text = f"launch fetch PATH: --transport {chosen.name} can't copy files back"
             raise UsageError(text, "use --transport fabric or ssh, or copy them with scp or rsync")
-        opener = make_opener(chosen, settings, wanted, python=python)
+        opener = make_opener(chosen, settings, python=python)
     transport = opener(wanted, lambda text: None)
     return [_Login(host, transport, python) for host in wanted]
 

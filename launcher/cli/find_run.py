@@ -427,7 +427,7 @@ def _prepare(way: Way, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
 def open_way(way: Way, *, may_ask: bool = True) -> Transport:
     """Return the transport to the host that controls a run; may_ask: for a password, once for all its logins."""
     from launcher.cli.host_choice import choose_opener
-    from launcher.transports.settings import TransportSettings
+    from launcher.transports.base import TransportSettings
 
     settings = TransportSettings(way.transport, Path(way.ssh_config) if way.ssh_config else None, silence_s=0.0)
     open_transport = choose_opener(settings, [way.host], python=way.python, may_ask=may_ask)

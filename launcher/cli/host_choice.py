@@ -1,6 +1,6 @@
 """Choose the hosts and the transport: those named, also in launcher.toml, or else those of the Slurm allocation.
 
-Passwords and passphrases that logins need are asked for once for all hosts, before any is contacted.
+The password of --ask-password is asked for once for all hosts, before any is contacted.
 """
 
 from __future__ import annotations
@@ -25,16 +25,13 @@ from launcher.hosts.ranges import fold_names, name_key
 from launcher.job.job import Job
 from launcher.job.slurm_allocation import read_allocation, refuse_tasks
 from launcher.job.variables import refuse_rank
-from launcher.transports.registry import TransportEntry, choose_transport
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import TransportSettings
+from launcher.transports.registry import FABRIC, TransportEntry, choose_transport
 from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.runs.run_request import Opener
     from launcher.transports.base import Transport
-    from launcher.transports.ssh.identities import Secrets
-
-_TRIES = 3  # for a passphrase: as many as ssh allows
 
 
 def read_hosts(request: Request) -> tuple[Host, ...]:
@@ -114,9 +111,8 @@ def choose_way(settings: TransportSettings, hosts: Sequence[Host]) -> tuple[Tran
     chosen = choose_transport(settings.transport, hosts, allocation)
     if not chosen.uses_ssh:
         _refuse_ssh(chosen, hosts)
-    if chosen.prompting_program and settings.ask_password:
-        fix = f"leave it out: {chosen.prompting_program} asks on the terminal, for each host"
-        raise UsageError("--ask-password works only with --transport fabric", fix)
+    elif settings.ask_password and chosen is not FABRIC:
+        raise UsageError("--ask-password works only with --transport fabric", f"{chosen.name} takes a key")
     return chosen, replace(settings, allocation=allocation)
 
 
@@ -140,21 +136,20 @@ def choose_opener(
 ) -> Opener:
     """Return what opens the transport to the hosts; raise UsageError, before contacting any, if there is none.
 
-    `python`, if given, runs the supervisors; may_ask: for the secrets that it needs.
+    `python`, if given, runs the supervisors; may_ask: for the password of --ask-password.
     """
     chosen, settings = choose_way(settings, hosts)
-    return make_opener(chosen, settings, hosts, python=python, may_ask=may_ask)
+    return make_opener(chosen, settings, python=python, may_ask=may_ask)
 
 
 def make_opener(
-    chosen: TransportEntry, settings: TransportSettings, hosts: Sequence[Host], *, python: str | None,
-    may_ask: bool = True,
-) -> Opener:  # fmt: skip
-    """Return what opens the chosen transport, as choose_opener does; ask for the secrets that it needs."""
+    chosen: TransportEntry, settings: TransportSettings, *, python: str | None, may_ask: bool = True
+) -> Opener:
+    """Return what opens the chosen transport, as choose_opener does; ask for the password of --ask-password."""
     settings = replace(
         settings,
         may_boot=is_chosen("connect_timeout"),
-        secrets=_ask_secrets(settings, hosts) if chosen.takes_secrets and may_ask else None,
+        password=_ask_password() if settings.ask_password and chosen is FABRIC and may_ask else None,
         variables=os.environ,
     )
 
@@ -167,31 +162,11 @@ def make_opener(
     return open_transport
 
 
-def _ask_secrets(settings: TransportSettings, hosts: Sequence[Host]) -> Secrets:
-    """Ask for the password of --ask-password, and for the passphrases of keys that no agent has.
-
-    Without a terminal, --ask-password is an error, and encrypted keys are left to the login.
-    """
-    from launcher.transports.ssh.fabric import FabricTransport
-    from launcher.transports.ssh.identities import Secrets
-
+def _ask_password() -> str:
     if not sys.stdin.isatty():
-        if settings.ask_password:
-            raise UsageError("--ask-password needs a terminal", "without a terminal, log in with a key")
-        return Secrets()
-    secrets = Secrets(_ask("password for all hosts") if settings.ask_password else None)
-    for path in FabricTransport(replace(settings, secrets=secrets)).locked_keys(hosts):
-        for _ in range(_TRIES):
-            passphrase = _ask(f"passphrase of {path} (Enter to skip)")
-            if not passphrase or secrets.unlock(path, passphrase):
-                break
-            click.echo("launch: wrong passphrase", err=True)
-    return secrets
-
-
-def _ask(what: str) -> str:
+        raise UsageError("--ask-password needs a terminal", "without a terminal, log in with a key")
     try:
-        return getpass.getpass(f"launch: {what}: ")
+        return getpass.getpass("launch: password for all hosts: ")
     except EOFError:
         return ""
 

@@ -58,7 +58,7 @@ def rejoin(found: ListedRun | RemoteRun) -> list[Outcome]:
     from launcher.cli.host_choice import choose_opener
     from launcher.controller.agent_start import start_again
     from launcher.session.settings import loader_pythons
-    from launcher.transports.settings import TransportSettings
+    from launcher.transports.base import TransportSettings
 
     answer = _ask(found)
     if answer["exit_code"] is not None:

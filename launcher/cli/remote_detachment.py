@@ -43,8 +43,7 @@ from launcher.runs.run_request import ALL_RUN, QUEUED, Opener, RunOptions
 from launcher.session.session import Session
 from launcher.session.settings import loader_pythons
 from launcher.transports.agents.credentials import make_credentials
-from launcher.transports.base import Transport, TransportError
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import Transport, TransportError, TransportSettings
 
 _STOPPED = (EXIT_SIGNAL_BASE + signal.SIGINT, EXIT_SIGNAL_BASE + signal.SIGTERM)
 _LOGOUT_S = 1.0  # systemd-logind ends processes as soon as the session has closed

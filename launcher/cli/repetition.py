@@ -30,7 +30,7 @@ from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job
 from launcher.job.tree import NAME_CHARACTERS
 from launcher.job.variables import HIDDEN
 from launcher.runs.execution import find_checkpoints
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import TransportSettings
 from launcher.wording import count
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def command(*, request: Request) -> int:
         return code
     if request.check and not request.dry_run:
         raise UsageError("--check works only with --dry-run", "add --dry-run, or run launch check to compare the hosts")
-    open_transport = make_opener(chosen, settings, (*hosts, *spares), python=job.python)  # connects during the imports
+    open_transport = make_opener(chosen, settings, python=job.python)  # connects during the imports
     from launcher.cli.runner import read_run_options, run_job
 
     run_options = replace(read_run_options(request), num_nodes=request.num_nodes)

@@ -17,8 +17,7 @@ from launcher.output.lines import STDERR
 from launcher.transports import bootstrap
 from launcher.transports.archives import pack_node
 from launcher.transports.base import Channel, Transport, TransportError
-from launcher.transports.bootstrap import LoadedPython, hanging_up, open_python
-from launcher.transports.entering_failures import describe_no_input
+from launcher.transports.bootstrap import LoadedPython, describe_no_input, hanging_up, open_python
 
 REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
 _DIALLING_S = 10.0  # for an agent to reach a controller that listens, and a while for one whose host is busy

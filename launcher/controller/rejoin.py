@@ -22,9 +22,8 @@ from launcher.hosts.host import Host
 from launcher.runs.run_list import RunListEntry
 from launcher.session.settings import loader_pythons
 from launcher.transports.agents.hub import Absence, Hub, Return
-from launcher.transports.base import Transport, failure_of
+from launcher.transports.base import Transport, TransportSettings, failure_of
 from launcher.transports.process_channel import LocalTransport
-from launcher.transports.settings import TransportSettings
 from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.wording import age
 

@@ -23,8 +23,7 @@ from launcher.output.output_streams import OutputStreams
 from launcher.output.terminal import write_some
 from launcher.transports.archives import pack_launcher
 from launcher.transports.base import Transport, TransportError
-from launcher.transports.bootstrap import CODE_S, LAUNCHER, MARKER_TIMEOUT_S, hanging_up, open_python
-from launcher.transports.entering_failures import describe_no_input
+from launcher.transports.bootstrap import CODE_S, LAUNCHER, MARKER_TIMEOUT_S, describe_no_input, hanging_up, open_python
 
 MOST_MISSED = 3  # heartbeats of this side for which nothing comes, while something is awaited
 _OLDEST = (3, 10)

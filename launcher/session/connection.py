@@ -27,8 +27,7 @@ from launcher.session.settings import Settings
 from launcher.transports import bootstrap
 from launcher.transports.archives import pack_node
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
-from launcher.transports.bootstrap import SUPERVISOR
-from launcher.transports.entering_failures import describe_no_input
+from launcher.transports.bootstrap import SUPERVISOR, describe_no_input
 
 MAX_WAITING_BEATS = 3
 _MOST_SAMPLES = 100  # that nobody has taken

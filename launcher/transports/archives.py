@@ -25,10 +25,7 @@ _STAYING = tuple(
     f"launcher/{name}" for name in (
         "api/",
         "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/attempts.py",
-        *(f"transports/ssh/{name}" for name in (
-            "fabric", "host_keys.py", "identities.py", "packet_limits.py", "pdsh",
-            "plain_config.py",
-        )),
+        "transports/ssh/fabric", "transports/ssh/identities.py", "transports/ssh/pdsh",
     )
 )  # fmt: skip
 _TRAINER = (

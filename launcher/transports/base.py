@@ -1,16 +1,47 @@
-"""What every transport provides: a channel to a process that it starts on a host."""
+"""What every transport gets, and what it provides: a channel to a process that it starts on a host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
-from launcher.errors import HostFailure, HostFailureKind, LauncherError
+from launcher.errors import HostFailure, HostFailureKind, LauncherError, UsageError
 from launcher.hosts.host import Host
+from launcher.job.job import Timeouts
+from launcher.job.slurm_allocation import Allocation
 
 STDOUT, STDERR = 1, 2
 READ_BYTES = 1 << 18
 KILLED = 128  # exit code for a signal whose number the transport doesn't report
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """The options by which the hosts are reached, and what `launch` has found out for them.
+
+    Each transport uses what applies to it. The first values are those of the options of the same names; the others are
+    known once the transport is chosen.
+    """
+
+    transport: str | None = None  # the one that the user wants; None: srun in a Slurm job, else fabric
+    ssh_config: Path | None = None  # instead of the user's and the system's files
+    ask_password: bool = False  # one for all hosts, see `password`
+    is_unattended: bool = False  # only to hosts that are known, with keys that need no passphrase or agent
+    may_boot: bool = False  # wait for a host that isn't up yet, for as long as Transport.open may take
+    password: str | None = None  # what was typed for --ask-password
+    say: Callable[[str], object] = lambda text: None  # gets what users must know of how a host is reached
+    pythons: Sequence[str] = ()  # names or paths of Python on the hosts, in the order of trying
+    variables: Mapping[str, str] = field(default_factory=dict)  # the environment of srun, pdsh and an unattended ssh
+    silence_s: float = Timeouts().silence_s  # a host ends its ranks when it has not heard from `launch` for this long
+    allocation: Allocation | None = None  # the Slurm job that `launch` runs in
+
+
+def check_config_file(path: Path | None) -> None:
+    """Raise UsageError if `--ssh-config` names a file that isn't there."""
+    if path is not None and not path.is_file():
+        raise UsageError(f"{path}: no such file", "name an OpenSSH client configuration with --ssh-config")
 
 
 class TransportError(Exception):

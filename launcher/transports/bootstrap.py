@@ -25,7 +25,6 @@ from launcher.concurrency import start_thread, start_timer
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.node.loading import KEPT, MARKER
-from launcher.transports import entering_failures
 from launcher.transports.archives import PackedCode, read_package, strip
 from launcher.transports.base import KILLED, STDOUT, Channel, Transport, TransportError
 
@@ -40,6 +39,8 @@ SUPERVISOR, AGENT, TASK, SENDER, LAUNCHER = (
     "launcher.node.guardian", "launcher.node.agents.agent", "launcher.node.agents.task", "launcher.node.file_sender",
     "launcher.cli.answer",
 )  # fmt: skip
+# Of a shell that doesn't find what --enter names: docker, podman, kubectl, apptainer, sudo.
+_MISSING = re.compile(r"(?i)not found|no such file|unknown command|can't execute")
 _NOT_RUN = 126  # a shell's, for what it finds and can't run
 _RC_FILES = "~/.bashrc (bash), ~/.zshenv (zsh) or ~/.config/fish/config.fish"  # which these read without a terminal
 _LOADER_MODULES = ("own_folders", "archive", "loading")
@@ -221,14 +222,14 @@ def describe_silence(host: Host, timeout_s: float) -> HostFailure:
     who = host.enter or "its login shell"
     fix = f"look in {_RC_FILES} for a prompt, an exec, or output sent elsewhere; if it is slow, raise --connect-timeout"
     if host.enter:
-        fix = f"{entering_failures.try_by_hand(host.enter)}; if it is slow, raise --connect-timeout"
+        fix = f"{_try_by_hand(host.enter)}; if it is slow, raise --connect-timeout"
     text = f"{who} has not started Python in {timeout_s:g} s"
     return HostFailure(host.name, HostFailureKind.SHELL, text, fix)
 
 
 def lacks_python(host: Host, code: int | None, noise: bytes) -> bool:
     """Tell whether a login shell has ended because this Python isn't there, or is too old."""
-    return code == NO_PYTHON_EXIT_CODE and not entering_failures.is_missing(host.enter, noise)
+    return code == NO_PYTHON_EXIT_CODE and not _is_missing(host.enter, noise)
 
 
 def describe_end(host: Host, code: int | None, pythons: Sequence[str], noise: bytes) -> HostFailure:
@@ -242,12 +243,34 @@ def describe_end(host: Host, code: int | None, pythons: Sequence[str], noise: by
         return HostFailure(host.name, HostFailureKind.SHELL, f"the connection was lost immediately{said}")
     text = "killed by a signal" if code == KILLED else f"exit code {code}"
     if host.enter:
-        fix = entering_failures.try_by_hand(host.enter)
+        fix = _try_by_hand(host.enter)
         return HostFailure(host.name, HostFailureKind.SHELL, f"{host.enter} has ended ({text}){said}", fix)
     fix = f"try by hand: ssh {host.name} true; it may take another user (USER@{host.name})"
     if pythons and pythons[0] != "python3" and (code == _NOT_RUN or not said):  # it was named by the user
         fix = f"check that --python {pythons[0]} is a Python there, or {fix}"
     return HostFailure(host.name, HostFailureKind.SHELL, f"its login shell ended ({text}){said}", fix)
+
+
+def _is_missing(enter: str, noise: bytes) -> bool:
+    """Tell whether exit code 127 is of a shell that doesn't find this command, and not of `env`, which it starts.
+
+    A Python that is too old says nothing.
+    """
+    lines = noise.decode("utf-8", "replace").splitlines()
+    return bool(enter) and any(_MISSING.search(line) and not line.startswith("env: ") for line in lines)
+
+
+def _try_by_hand(enter: str) -> str:
+    """Return what shows whether the command works."""
+    return f"try it by hand there: {enter} true"
+
+
+def describe_no_input(enter: str, host: str) -> HostFailure:
+    """Return the failure of a host whose command closes stdin, over which the helper gets its messages."""
+    return HostFailure(
+        host, HostFailureKind.SHELL, f"{enter} passes on no input",
+        "let it keep stdin open: docker, podman and kubectl exec need -i",
+    )  # fmt: skip
 
 
 def last_line(noise: bytes) -> str:

@@ -16,8 +16,7 @@ from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.slurm_allocation import Allocation, srun_environment
-from launcher.transports.base import Transport
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import Transport, TransportSettings
 
 if TYPE_CHECKING:
     from launcher.transports.srun import SrunTransport
@@ -31,13 +30,6 @@ class TransportEntry:
     open: Callable[[Sequence[Host], TransportSettings], Transport]  # raises UsageError
     uses_ssh: bool = True  # the options for SSH, and the users in host names, mean something to it
     needs_allocation: bool = False  # reaches the nodes of the Slurm job that `launch` runs in, and no other host
-    # The program that asks for passwords and passphrases by itself; "" where `launch` asks, once for all hosts.
-    prompting_program: str = ""
-
-    @property
-    def takes_secrets(self) -> bool:
-        """Tell whether `launch` asks for passwords and passphrases, and passes them in TransportSettings.secrets."""
-        return self.uses_ssh and not self.prompting_program
 
 
 _srun: dict[tuple[str, ...], SrunTransport] = {}  # of this process: by the job and the Pythons there
@@ -81,8 +73,8 @@ TRANSPORTS: Mapping[str, TransportEntry] = {
     for entry in (
         SRUN,
         FABRIC,
-        TransportEntry("ssh", _open_ssh, prompting_program="OpenSSH"),
-        TransportEntry("pdsh", _open_pdsh, prompting_program="ssh"),
+        TransportEntry("ssh", _open_ssh),
+        TransportEntry("pdsh", _open_pdsh),
     )
 }
 

@@ -15,7 +15,7 @@ from machines.slowness import slowed_process
 from launcher.cli.test_distributed import print_culprits
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.job import Job, Program, ProgramKind, Timeouts
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import TransportSettings
 from launcher.transports.ssh.fabric import FabricTransport
 
 PORT = 40001

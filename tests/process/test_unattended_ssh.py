@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.hosts.host import Host
-from launcher.transports.base import TransportError
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import TransportError, TransportSettings
 from launcher.transports.ssh.openssh import OpenSSHTransport
 
 SSH = """\

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,12 +59,6 @@ def hang_up(client: socket.socket) -> None:
     client.close()
 
 
-def speak_http(client: socket.socket) -> None:
-    client.recv(1000)
-    client.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-    client.close()
-
-
 def send_garbage(client: socket.socket) -> None:
     client.sendall(b"\x16\x03\x01\x00\xff\x1b[2J\n")
     be_silent(client)
@@ -75,20 +67,6 @@ def send_garbage(client: socket.socket) -> None:
 def flood(client: socket.socket) -> None:
     while True:
         client.sendall(BLOCK)
-
-
-def drip(client: socket.socket) -> None:
-    """Send a line without an end, slowly."""
-    while True:
-        client.sendall(b"x")
-        time.sleep(0.05)
-
-
-def drip_lines(client: socket.socket) -> None:
-    """Send a banner without an end, slowly."""
-    while True:
-        client.sendall(b"Welcome!\r\n")
-        time.sleep(0.05)
 
 
 def send_huge_packet(client: socket.socket) -> None:
@@ -151,13 +129,3 @@ def print_nonsense(channel: paramiko.Channel) -> None:
     channel.sendall_stderr(b"\x1b]0;title\x07this account is closed\r\n")
     channel.send_exit_status(0)
     channel.close()
-
-
-def overrun_the_window(channel: paramiko.Channel) -> None:
-    """Send on and on, whatever the client has room for."""
-    for _ in itertools.count():
-        message = paramiko.Message()
-        message.add_byte(common.cMSG_CHANNEL_DATA)
-        message.add_int(channel.remote_chanid)
-        message.add_string(BLOCK)
-        channel.transport._send_user_message(message)

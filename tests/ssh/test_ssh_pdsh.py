@@ -15,7 +15,7 @@ from machines.processes import wait_until
 from ssh_hosts import Process, SshHosts, read_processes, running_agent, send_signal
 
 from launcher.hosts.host import Host
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import TransportSettings
 from launcher.transports.ssh.pdsh_command import Pdsh
 
 ME = pwd.getpwuid(os.getuid()).pw_name

@@ -16,8 +16,7 @@ from ssh_hosts import SshHosts
 from terminal import Terminal
 
 from launcher.hosts.host import Host
-from launcher.transports.base import STDOUT
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import STDOUT, TransportSettings
 from launcher.transports.ssh.fabric import FabricChannel, FabricTransport
 
 LINES = 200_000  # of each rank: 5 MB with their prefixes, so that all four exceed what is queued for the screen

@@ -11,13 +11,8 @@ import hostile_server as hostile
 import pytest
 from hostile_server import Listener
 from launching import Launch
-from machines.patience import DEADLINE_S, slowed
-from machines.processes import wait_until
+from machines.patience import slowed
 from ssh_hosts import SshHosts
-
-from launcher.hosts.host import Host
-from launcher.transports.settings import TransportSettings
-from launcher.transports.ssh.fabric import _WINDOW_BYTES, FabricTransport
 
 PEAK_KIB = 160 << 10
 PLACE = r"127\.0\.0\.1 port \d+"
@@ -31,23 +26,12 @@ LATE = f"{SILENT}|{SLOW}"  # on a busy machine an ssh may find out later than `l
 ANSWERS: dict[str, tuple[Callable[..., object], str, str]] = {
     "mute": (hostile.be_silent, SILENT, LATE),
     "closed": (hostile.hang_up, DROPPED, DROPPED),
-    "web": (hostile.speak_http, f"{NO_SSH}it says 'HTTP/1.1 400 Bad Request'", DROPPED),
-    "garbage": (
-        hostile.send_garbage,
-        f"{NO_SSH}it says '.{{1,30}}'",
-        f"{NO_SSH}banner line contains invalid characters",
-    ),
-    "flood": (hostile.flood, f"{NO_SSH}it says 'x{{60}}'", f"{NO_SSH}banner line too long"),
-    "drip": (hostile.drip, f"{NO_SSH}it says 'x+'", LATE),
-    "lines": (hostile.drip_lines, f"{NO_SSH}it says 'Welcome!'", LATE),
-    "huge": (
-        hostile.send_huge_packet,
-        f"{NO_SSH}a packet of 42949672\\d\\d bytes",
-        f"{NO_SSH}Bad packet length 4294967284",
-    ),
+    "garbage": (hostile.send_garbage, f"{SILENT}|{DROPPED}", f"{NO_SSH}banner line contains invalid characters"),
+    "flood": (hostile.flood, f"{SILENT}|{DROPPED}", f"{NO_SSH}banner line too long"),
+    "huge": (hostile.send_huge_packet, *[f"{NO_SSH}Bad packet length 4294967284"] * 2),
 }
 # Who is waited for, or tried again, until the time is over; all others get the time that they need on a busy machine.
-NEVER_DONE = ("mute", "closed", "web", "drip", "lines")
+NEVER_DONE = ("mute", "closed", "garbage", "flood")
 AFTER_THE_LOGIN = {
     "endless": (hostile.print_without_end, "its login shell printed over 64 KiB and has not started Python"),
     # On stdout and stderr, so either line may come last.
@@ -87,19 +71,3 @@ def test_each_costs_its_own_host_one_line(launch: Launch, hosts: SshHosts, trans
     assert len(done.words) <= 1 + 2 * len(servers)  # a line and a fix
     assert re.search("[^ -~\n\ufffd]", done.stderr) is None
     assert done.peak_kib < PEAK_KIB
-
-
-def test_what_overruns_a_window_is_not_kept(hosts: SshHosts, launch: Launch) -> None:
-    """OpenSSH keeps count of its own windows."""
-    with Listener(hostile.let_in(hosts["node1"].folder / "host_key", hostile.overrun_the_window)) as server:
-        config = hosts.write_config(launch.folder / "config", hostile=settings_of(server, hosts))
-        channel = FabricTransport(TransportSettings(ssh_config=config)).open(Host("hostile"), "true", DEADLINE_S)
-        try:
-            assert wait_until(lambda: channel._channel.closed)  # nobody has read yet
-            size = 0
-            while (piece := channel.read())[0]:
-                size += len(piece[1])
-            assert 0 < size <= _WINDOW_BYTES
-            assert channel.exit_code() is None
-        finally:
-            channel.close()

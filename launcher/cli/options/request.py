@@ -24,8 +24,8 @@ from launcher.hosts.entering import parse_entering
 from launcher.hosts.host import MAX_SLOTS
 from launcher.hosts.ranges import MAX_HOSTS, NUMBER, shown
 from launcher.job.job import OnHang, Start, Timeouts
+from launcher.transports.base import TransportSettings
 from launcher.transports.registry import TRANSPORTS
-from launcher.transports.settings import TransportSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -1,35 +1,30 @@
-"""Which files of known_hosts ssh_config names."""
+"""What known_hosts has of a host, by `ssh-keygen -F`, which reads hashed names and patterns as ssh does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import subprocess
+from dataclasses import dataclass
 
-_DEFAULT_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
-_DEFAULT_GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-
-
-def find_files(settings: Mapping[str, str]) -> list[Path]:
-    """Return the files that UserKnownHostsFile and GlobalKnownHostsFile name, of which the first is written.
-
-    settings: as `ssh -G` prints them, with their tokens replaced.
-    """
-    words = " ".join(_values(settings)).split()
-    return [Path(word).expanduser() for word in words if word != "none"]
+from launcher.transports.ssh.openssh_config import HostConfig, is_file
 
 
-def find_unclear(settings: Mapping[str, str]) -> str:
-    """Return the value of which it isn't clear what files it names; an empty text if both are clear.
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """A line about one host."""
 
-    `ssh -G` prints no quotes: `"/a b/kh"` is `/a b/kh`. It may also leave a token, a variable or `~ann` to ssh itself.
-    """
-    for value in _values(settings):
-        are_paths = all(word.startswith(("/", "~/")) for word in value.split())
-        if value.strip() != "none" and (not are_paths or "%" in value or "${" in value):
-            return value
-    return ""
+    marker: str  # @revoked or @cert-authority; "" for a key of the host
+    kind: str
+    key: str  # in base64
 
 
-def _values(settings: Mapping[str, str]) -> tuple[str, str]:
-    own = settings.get("userknownhostsfile", _DEFAULT_FILES)
-    return own, settings.get("globalknownhostsfile", _DEFAULT_GLOBAL_FILES)
+def find_known_keys(answer: HostConfig) -> list[KnownKey]:
+    """Return all lines about a host in the files that ssh_config names; raise OSError if there is no ssh-keygen."""
+    found = []
+    for path in filter(is_file, answer.known_hosts_files):
+        argv = ["ssh-keygen", "-F", answer.place.known_name, "-f", str(path)]
+        said = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False).stdout
+        for words in map(str.split, said.decode("utf-8", "replace").splitlines()):
+            marker = words.pop(0) if words and words[0].startswith("@") else ""
+            if len(words) > 2 and words[0] != "#":  # its own words about the line that follows
+                found.append(KnownKey(marker, words[1], words[2]))
+    return found

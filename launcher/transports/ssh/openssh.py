@@ -8,7 +8,6 @@ import fcntl
 import os
 import re
 import select
-import shutil
 import socket
 import subprocess
 import termios
@@ -17,20 +16,12 @@ import weakref
 from array import array
 from collections.abc import Sequence
 
-from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel
+from launcher.transports.base import KILLED, READ_BYTES, STDERR, Channel, TransportSettings, check_config_file
 from launcher.transports.process_channel import ProcessChannel, end_process, start_process
-from launcher.transports.settings import TransportSettings, check_config_file
 from launcher.transports.ssh import openssh_failures
 from launcher.transports.ssh.logins import LoginError, LoginQueue, keep_trying
-from launcher.transports.ssh.openssh_config import (
-    OPTIONS,
-    HostConfig,
-    HostConfigs,
-    login_args,
-    read_seconds,
-)
+from launcher.transports.ssh.openssh_config import OPTIONS, HostConfig, HostConfigs, find_ssh, login_args
 from launcher.transports.ssh.this_machine import ThisMachine
 
 # At VERBOSE ssh prints when it has logged in. All that follows on stderr is the host's, except _SUMMARY at the end.
@@ -111,10 +102,7 @@ class OpenSSHTransport:
         the user in a window.
         """
         check_config_file(settings.ssh_config)
-        ssh = shutil.which("ssh")
-        if ssh is None:
-            raise UsageError("no ssh on this machine", "install openssh-client, or use --transport fabric")
-        self._ssh = ssh
+        ssh = self._ssh = find_ssh()
         self._ssh_config = settings.ssh_config
         self._may_boot = settings.may_boot
         self._is_unattended = settings.is_unattended
@@ -133,11 +121,11 @@ class OpenSSHTransport:
         """args: for ssh, which name the host; those of login_args by default."""
         args = args or login_args(host)
         answer = self.answers.of(host.name, args)
-        channel = self._this_machine.open(host, command, answer.place, answer.settings, is_direct=answer.is_direct)
+        channel = self._this_machine.open(host, command, answer)
         if channel is not None:
             return channel
         self.answers.of_jumps(answer)  # raises for a ProxyJump loop, which ssh would follow for ever
-        own_limit_s = None if self._may_boot else read_seconds(answer.option("connecttimeout"))
+        own_limit_s = None if self._may_boot else answer.connect_timeout_s
         return keep_trying(
             host.name,
             self._queues.setdefault(answer.first_sshd, LoginQueue()),

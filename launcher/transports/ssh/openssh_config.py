@@ -1,14 +1,11 @@
 """The options that ssh_config sets for a host, as `ssh -G` prints them, that is, as OpenSSH itself reads its files.
 
-All clients use them: what works with `ssh HOST` works over every transport. Where there is no ssh, Fabric gets what
-plain_config reads.
+All clients use them: what works with `ssh HOST` works over every transport.
 """
 
 from __future__ import annotations
 
 import os
-import pwd
-import re
 import shlex
 import shutil
 import subprocess
@@ -17,20 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.known_hosts import find_files, find_unclear
 
 _TIMEOUT_S = 10
 _AT_ONCE = 8  # processes of ssh: more take no less time
 _NO_ENTRY = "No user exists for uid"  # of passwd, which ssh needs even for -G
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_PART = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
-_TIME = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
-
 
 # Options that every ssh of a run gets, whatever ssh_config sets: some settings suit only logins by hand.
 # A host could log in elsewhere with a forwarded agent's keys for as long as the run lasts, or watch the screen.
@@ -75,16 +66,28 @@ class HostConfig:
         return self.option("proxycommand") or f"{self.place.host}:{self.place.port}"
 
     @property
-    def key_files(self) -> list[str]:
-        """Return the private keys that exist; `ssh -G` also prints default ones that don't."""
-        return [path for path in self.options.get("identityfile", ()) if is_file(Path(path).expanduser())]
+    def key_paths(self) -> list[Path]:
+        """Return the keys that ssh_config names, or else the default ones, whether they exist or not."""
+        names = (name for name in self.options.get("identityfile", ()) if name != "none")
+        return list(dict.fromkeys(Path(os.path.expandvars(name)).expanduser() for name in names))
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Return each option's first value, `none` included; of keys, all files."""
-        found: dict[str, Any] = {name: values[0] for name, values in self.options.items()}
-        keys = [path for path in self.options.get("identityfile", ()) if path != "none"]
-        return {**found, "identityfile": keys} if "identityfile" in found else found
+    def key_files(self) -> list[str]:
+        """Return those keys that exist."""
+        return [str(path) for path in self.key_paths if is_file(path)]
+
+    @property
+    def known_hosts_files(self) -> list[Path]:
+        """Return the files of host keys, of which ssh writes the first; `ssh -G` prints no quotes around a name."""
+        names = ("userknownhostsfile", "globalknownhostsfile")
+        words = " ".join(self.options.get(name, [""])[0] for name in names).split()
+        return [Path(word).expanduser() for word in words if word.startswith(("/", "~/"))]
+
+    @property
+    def connect_timeout_s(self) -> float | None:
+        """Return ConnectTimeout, or None if it is not set."""
+        seconds = self.option("connecttimeout")
+        return float(seconds) if seconds is not None else None
 
     @property
     def is_agent_limited(self) -> bool:
@@ -108,7 +111,7 @@ def ask_ssh(ssh: str, named: Path | None, args: Sequence[str]) -> list[str]:
 
 def _find_hint(stderr: str, named: Path | None) -> str:
     if stderr.startswith(_NO_ENTRY):
-        return "use --transport fabric, which works without an entry in passwd"
+        return "give this user id an entry in /etc/passwd; ssh needs one"
     return f"run `ssh {f'-F {shlex.quote(str(named))} ' if named else ''}-G HOST` for details"
 
 
@@ -124,20 +127,19 @@ def read_answer(name: str, lines: Iterable[str]) -> HostConfig:
         key, _, value = line.partition(" ")
         options.setdefault(key, []).append(value)
     (host,), (port,), (user,) = options["hostname"], options["port"], options["user"]
-    alias = options.get("hostkeyalias", ["none"])[0]
-    place = Destination(name, host, int(port), user, None if alias == "none" else alias)
-    settings = {key: values[0] for key, values in options.items()}
-    files = [] if find_unclear(settings) or options.get("userknownhostsfile") == ["none"] else find_files(settings)
-    return HostConfig(replace(place, known_file=str(files[0]) if files else None), options)
+    place = Destination(name, host, int(port), user)
+    named = HostConfig(place, options)
+    known_hosts = named.known_hosts_files if named.option("userknownhostsfile") else []
+    place = replace(place, alias=named.option("hostkeyalias"), known_file=str(known_hosts[0]) if known_hosts else None)
+    return HostConfig(place, options)
 
 
-def find_ssh() -> str | None:
-    """Return the path of ssh; None if there is no ssh, or no entry in passwd for the user, without which ssh exits."""
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        return None
-    return shutil.which("ssh")
+def find_ssh() -> str:
+    """Return the path of ssh; raise UsageError if there is none."""
+    ssh = shutil.which("ssh")
+    if ssh is None:
+        raise UsageError("no ssh on this machine", "install openssh-client")
+    return ssh
 
 
 def is_file(path: Path) -> bool:
@@ -151,8 +153,8 @@ def is_file(path: Path) -> bool:
 class HostConfigs:
     """The options for hosts and their jump hosts; ssh is run once for each, and for a few at the same time."""
 
-    def __init__(self, ssh: str | None, named: Path | None) -> None:
-        """ssh: its path; None: there is none. named: --ssh-config."""
+    def __init__(self, ssh: str, named: Path | None) -> None:
+        """ssh: its path; named: --ssh-config."""
         self._ssh = ssh
         self._named = named
         self._answers: dict[tuple[str, ...], HostConfig | UsageError] = {}
@@ -174,10 +176,6 @@ class HostConfigs:
         return answer
 
     def _ask(self, name: str, args: Sequence[str]) -> HostConfig:
-        if self._ssh is None:
-            from launcher.transports.ssh.plain_config import read_plain  # imports paramiko
-
-            return read_answer(name, read_plain(self._named, args))
         with self._running:
             return read_answer(name, ask_ssh(self._ssh, self._named, args))
 
@@ -251,10 +249,3 @@ def split_jump(jump: str) -> tuple[str, str | None, str | None]:
     elif rest.count(":") == 1:
         name, _, port = rest.partition(":")
     return name, user or None, port or None
-
-
-def read_seconds(text: str | None) -> float | None:
-    """Return the seconds of a time in ssh_config's format (`90`, `1m30s`); None if it is not set, or not a time."""
-    if text is None or _TIME.fullmatch(text) is None:
-        return None
-    return float(sum(int(number) * _SECONDS[unit.lower()] for number, unit in _PART.findall(text)))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from launcher.errors import HostFailure
 from launcher.transports.ssh.failures import Destination
@@ -164,15 +163,12 @@ def _tried(text: str, blamed: HostConfig) -> list[str]:
     agent = [f"{name} (agent){WOULD_NOT_SIGN}" for name in unsigned]
     if not agent and not blamed.is_agent_limited:
         agent = ["the agent"]
-    paths = {path: str(Path(path).expanduser()) for path in blamed.key_files}
-    files = [
-        f"{path}: {unread[full]}" if full in unread else path for path, full in paths.items() if full not in unsigned
-    ]
+    files = [f"{path}: {unread[path]}" if path in unread else path for path in blamed.key_files if path not in unsigned]
     return [*agent, *files]
 
 
 def _login_hint(text: str, blamed: HostConfig) -> str:
-    own = {str(Path(path).expanduser()) for path in blamed.key_files}
+    own = blamed.key_files
     for path, why in _UNREAD_KEY.findall(text):
         if why == "bad permissions" and (path in own or not blamed.options):  # a jump host may do without it
             return f"chmod 600 {shlex.quote(path)}"
@@ -188,7 +184,7 @@ def _has_passphrase(path: str) -> bool:
     keygen = shutil.which("ssh-keygen")
     if keygen is None:
         return False
-    argv = [keygen, "-y", "-P", "", "-f", str(Path(path).expanduser())]
+    argv = [keygen, "-y", "-P", "", "-f", path]
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_KEYGEN_TIMEOUT_S, check=False

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import getpass
 import threading
 import time
 import weakref
@@ -12,15 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.concurrency import start_thread
-from launcher.errors import HostFailure, HostFailureKind, LauncherError
-from launcher.hosts.host import SSH_PORT, Host
-from launcher.transports.base import Channel, TransportError
-from launcher.transports.settings import TransportSettings
+from launcher.errors import HostFailure, HostFailureKind, LauncherError, UsageError
+from launcher.hosts.host import Host
+from launcher.transports.base import Channel, TransportError, TransportSettings
 from launcher.transports.ssh.openssh import OpenSSHTransport
-from launcher.transports.ssh.openssh_config import login_args
-from launcher.transports.ssh.pdsh_command import Call, Pdsh, find_pdsh, own_options
+from launcher.transports.ssh.pdsh_command import Call, Pdsh, find_pdsh
 from launcher.transports.ssh.pdsh_output import PdshOutput, whole_lines
-from launcher.transports.ssh.this_machine import ThisMachine, is_this_machine
+from launcher.transports.ssh.this_machine import ThisMachine
 
 _MARGIN_S = 2.0  # after ssh's own ConnectTimeout, so that ssh ends first and names the host that doesn't answer
 _LOGIN_S = 0.25  # of CPU time for each host: all log in at once, and twice behind a jump host
@@ -46,9 +42,11 @@ class PdshTransport:
         self._ssh = OpenSSHTransport(settings)
         self._answers = self._ssh.answers
         self._this_machine = ThisMachine(settings)
-        self._here = {host.name for host in hosts if self._is_here(host, own_options(settings.variables))}
+        self._pdsh = Pdsh(pdsh, hosts, settings)
+        # An ssh whose way leads round in a circle would start another one for ever.
+        self._answers.ask_all([(host.name, self._pdsh.login_args(host)) for host in hosts])
+        self._here = {host.name for host in hosts if self._is_here(host)}
         self._hosts = {host.name: host for host in hosts if host.name not in self._here}
-        self._pdsh = Pdsh(pdsh, list(self._hosts.values()), settings)
         self._masters: Masters | None = None
         self._lock = threading.Lock()
 
@@ -57,7 +55,7 @@ class PdshTransport:
             return self._this_machine.start(host, command)
         began_at = time.monotonic()
         args = self._pdsh.login_args(host)
-        if refusal := self._answers.find_refusal(host.name, args):
+        if refusal := self._find_refusal(host):
             raise refusal
         answer = self._answers.of(host.name, args)
         masters = self._find_masters(host, timeout_s)
@@ -75,10 +73,7 @@ class PdshTransport:
         """Return those of all hosts; raise TransportError if pdsh can't be started."""
         with self._lock:
             if self._masters is None:
-                # An ssh whose way leads round in a circle would start another one for ever.
-                logins = {host: self._pdsh.login_args(host) for host in self._hosts.values()}
-                self._answers.ask_all([(host.name, args) for host, args in logins.items()])
-                hosts = [host for host, args in logins.items() if not self._answers.find_refusal(host.name, args)]
+                hosts = [host for host in self._hosts.values() if self._find_refusal(host) is None]
                 try:
                     call = self._pdsh.log_in(hosts, timeout_s)
                 except OSError as error:
@@ -91,13 +86,13 @@ class PdshTransport:
                 )
             return self._masters
 
-    def _is_here(self, host: Host, options: Sequence[str]) -> bool:
-        """Tell whether a host is this machine; `ssh -G` is run only for hosts whose names lead to this machine."""
-        with contextlib.suppress(KeyError):  # a user id without a name
-            if is_this_machine(host.name, host.port or SSH_PORT, host.user or getpass.getuser()):
-                answer = self._answers.of(host.name, [*options, *login_args(host)])
-                return self._this_machine.is_meant(answer.place, answer.settings, is_direct=answer.is_direct)
-        return False
+    def _find_refusal(self, host: Host) -> UsageError | None:
+        """Return why ssh would refuse to log in to a host."""
+        return self._answers.find_refusal(host.name, self._pdsh.login_args(host))
+
+    def _is_here(self, host: Host) -> bool:
+        args = self._pdsh.login_args(host)
+        return self._find_refusal(host) is None and self._this_machine.is_meant(self._answers.of(host.name, args))
 
 
 class Masters:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports.settings import TransportSettings, check_config_file
+from launcher.transports.base import TransportSettings, check_config_file
 from launcher.transports.ssh.openssh_config import OPTIONS
 
 _ARGS = "PDSH_SSH_ARGS"  # replaces pdsh's own -a and -x

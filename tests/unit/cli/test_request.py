@@ -24,7 +24,7 @@ from launcher.cli.repetition import typed_of
 from launcher.cli.run import command as run_command
 from launcher.cli.typed_command import parse_options
 from launcher.job.job import Timeouts
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import TransportSettings
 
 Read = Callable[..., Request]
 CLI = Path(__file__).parents[3] / "launcher" / "cli"

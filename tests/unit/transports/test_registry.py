@@ -14,8 +14,8 @@ from launcher.cli.options.request import OPTIONS
 from launcher.errors import UsageError
 from launcher.hosts.hostfiles import parse_hosts
 from launcher.job.slurm_allocation import Allocation
+from launcher.transports.base import TransportSettings
 from launcher.transports.registry import SRUN, TRANSPORTS, choose_transport
-from launcher.transports.settings import TransportSettings
 
 TWO = Allocation("7", ("n1", "n2"))
 
@@ -64,10 +64,6 @@ def test_the_help_of_transport_names_each():
     option = OPTIONS["transport"]
     assert list(option.type.choices) == list(TRANSPORTS)
     assert all(name in option.help for name in TRANSPORTS)
-
-
-def test_launch_asks_for_secrets_where_no_program_does_and_a_login_may_want_them():
-    assert [name for name, entry in TRANSPORTS.items() if entry.takes_secrets] == ["fabric"]
 
 
 def test_the_names_are_there_without_the_transports():

@@ -1,11 +1,10 @@
-"""An ssh that tells for which hosts it was asked, and no ssh at all."""
+"""An ssh that tells for which hosts it was asked."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -28,9 +27,3 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(folder), prepend=os.pathsep)
         yield take
-
-
-@pytest.fixture
-def without_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Leave a PATH in which there is no ssh."""
-    monkeypatch.setenv("PATH", str(tmp_path))

@@ -10,9 +10,8 @@ import pytest
 from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from launcher.errors import HostFailureKind
-from launcher.transports.ssh.fabric_failures import TakesSsh, classify
+from launcher.transports.ssh.fabric import NeedsSsh, TakesSsh, classify
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.host_keys import NeedsSsh, UnknownHostKey
 from launcher.transports.ssh.identities import LoginRefused
 
 PLACE = Destination("10.0.0.2", "10.0.0.2", 22, "ann")
@@ -41,28 +40,16 @@ def of_all_addresses(number: int) -> Exception:
     ],
 )
 def test_errors_of_the_network(error: Exception, found: tuple[HostFailureKind, str]) -> None:
-    found_error = classify(error, PLACE, None, None)
-    assert (found_error.failure.kind, found_error.failure.text) == found
+    found_error = classify(error, PLACE, "gate")
+    assert (found_error.failure.kind, found_error.failure.text, found_error.jump_host) == (*found, "gate")
     assert not isinstance(found_error, TakesSsh)
-
-
-def test_a_server_that_does_not_speak_ssh() -> None:
-    found = classify(paramiko.SSHException("Error reading SSH protocol banner"), PLACE, "220 mail", "gate")
-    assert (found.failure.kind, found.jump_host) == (HostFailureKind.NO_SSH, "gate")
-    assert not isinstance(found, TakesSsh)
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "reason"),
     [
-        (LoginRefused(["id"], has_typed=False), HostFailureKind.LOGIN_REFUSED, "a login that fabric's keys don't open"),
-        (LoginRefused(["id"], has_typed=True), HostFailureKind.LOGIN_REFUSED, None),
-        (NeedsSsh("BindAddress"), HostFailureKind.SSH, "BindAddress"),
-        (
-            UnknownHostKey("no key"),
-            HostFailureKind.HOST_KEY_UNKNOWN,
-            "a host key that fabric doesn't find in known_hosts",
-        ),
+        (LoginRefused(["id"]), HostFailureKind.LOGIN_REFUSED, "a login that fabric's keys don't open"),
+        (NeedsSsh("BindAddress", PLACE.takes_ssh("BindAddress")), HostFailureKind.SSH, "BindAddress"),
         (IncompatiblePeer("no kex"), HostFailureKind.SSH, "fabric fails (IncompatiblePeer: no kex)"),
         (EOFError("x"), HostFailureKind.LOST, "fabric fails (EOFError: x)"),
         (paramiko.SSHException("key cannot sign"), HostFailureKind.SSH, "fabric fails (SSHException: key cannot sign)"),
@@ -71,6 +58,6 @@ def test_a_server_that_does_not_speak_ssh() -> None:
     ],
 )
 def test_what_ssh_is_tried_for(error: Exception, kind: HostFailureKind, reason: str | None) -> None:
-    """For nothing of the network or this machine, and for no secret that ssh can't be given."""
-    found = classify(error, PLACE, None, None)
+    """For nothing of the network or this machine."""
+    found = classify(error, PLACE, "gate")
     assert (found.failure.kind, found.reason if isinstance(found, TakesSsh) else None) == (kind, reason)

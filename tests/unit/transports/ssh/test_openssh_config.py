@@ -1,4 +1,4 @@
-"""What ssh_config says of a host: the real ssh's answer, asked once, and paramiko's where there is no ssh."""
+"""What ssh_config says of a host: the real ssh's answer, asked once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
-from launcher.transports.settings import TransportSettings
+from launcher.transports.base import TransportSettings
 from launcher.transports.ssh.fabric import FabricTransport
 from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, find_ssh
 
@@ -55,14 +55,6 @@ WAYS = [
 @needs_ssh
 @pytest.mark.parametrize(("text", "host", "hops"), WAYS)
 def test_each_login_on_the_way(read: Read, text: str, host: Host, hops: list[tuple[str, str, int]]) -> None:
-    assert where(read(text), host) == hops
-
-
-@pytest.mark.usefixtures("without_ssh")
-@pytest.mark.parametrize(("text", "host", "hops"), WAYS)
-def test_without_ssh_a_plain_file_is_read_alike(
-    read: Read, text: str, host: Host, hops: list[tuple[str, str, int]]
-) -> None:
     assert where(read(text), host) == hops
 
 
@@ -126,26 +118,22 @@ def test_what_is_none_is_not_set(read: Read) -> None:
     found = settings_of(read, "ProxyCommand none\nCertificateFile none\nHostKeyAlias none\nConnectTimeout none\n")
     assert (found.option("proxycommand"), found.place.alias, found.option("connecttimeout")) == (None, None, None)
     assert found.is_direct
+    assert (found.connect_timeout_s, settings_of(read, "ConnectTimeout 1m30s\n").connect_timeout_s) == (None, 90)
 
 
-@pytest.mark.usefixtures("without_ssh")
-@pytest.mark.parametrize("line", ["Include other", "Match all", "  CanonicalizeHostname yes", "match host a"])
-def test_without_ssh_what_paramiko_misreads_is_refused(read: Read, tmp_path: Path, line: str) -> None:
+@needs_ssh
+@pytest.mark.parametrize(
+    ("value", "own"), [("/kh ~/kh2", ["/kh", "~/kh2"]), ('"/kh" "/kh2"', ["/kh", "/kh2"]), ("kh", []), ("none", [])]
+)
+def test_which_files_have_host_keys(read: Read, value: str, own: list[str]) -> None:
+    found = settings_of(read, f"UserKnownHostsFile {value}\nGlobalKnownHostsFile /all\n")
+    paths = [Path(path).expanduser() for path in own]
+    assert found.known_hosts_files == [*paths, Path("/all")]
+    assert found.place.known_file == (str(paths[0]) if paths else None if value == "none" else "/all")
+
+
+def test_without_ssh_nothing_is_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as caught:
-        read(f"User ann\n{line}\n").on_the_way(Host("a"))
-    assert (caught.value.message, caught.value.fix) == (
-        f"{tmp_path}/config:2: only ssh can tell what `{line.split()[0]}` changes",
-        "install openssh-client, so that `launch` can run `ssh -G`",
-    )
-
-
-@pytest.mark.usefixtures("without_ssh")
-def test_without_ssh_and_without_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert where(HostConfigs(None, None), Host("a", "ann")) == [("a", "ann", 22)]
-
-
-@pytest.mark.usefixtures("without_ssh")
-def test_without_ssh_files_of_host_keys(read: Read, tmp_path: Path) -> None:
-    found = settings_of(read, f"UserKnownHostsFile {tmp_path}/kh {tmp_path}/kh2\n")
-    assert found.place.known_file == f"{tmp_path}/kh"
+        FabricTransport(TransportSettings())
+    assert (caught.value.message, caught.value.fix) == ("no ssh on this machine", "install openssh-client")

@@ -8,7 +8,7 @@ import pytest
 from machines.patience import DEADLINE_S
 
 from launcher.errors import HostFailureKind
-from launcher.transports.ssh.openssh_config import read_answer, read_seconds, split_jump
+from launcher.transports.ssh.openssh_config import read_answer, split_jump
 from launcher.transports.ssh.openssh_failures import classify
 
 CLOSED_WAY = (
@@ -350,11 +350,3 @@ def test_why_a_key_was_of_no_use_is_told(tmp_path, said, tried, fix):
 )
 def test_a_jump_in_its_parts(jump, parts):
     assert split_jump(jump) == parts
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("1m30s", 90), ("2H", 7200), ("none", None), ("", None), (None, None), ("1x", None)],
-)
-def test_a_time_of_ssh_config(text, seconds):
-    assert read_seconds(text) == seconds
