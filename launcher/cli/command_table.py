@@ -39,7 +39,6 @@ GROUPS = {
     },
     "Also": {  # named in one line
         "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
-        "rejoin": ("launcher.cli.rejoin", "Let hosts that a run has lost rejoin it, as after a reboot."),
         "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
         "completion": ("launcher.cli.completion", "Print the script that completes command lines in a shell."),
     },
@@ -101,10 +100,6 @@ EXAMPLES = {
         "launch stop",
         "launch stop 20261120-091233 --now",
     ),
-    "rejoin": (
-        "launch rejoin",
-        "launch rejoin 20261120-091233",
-    ),
     "fetch": (
         "launch fetch",
         "launch fetch 20261120-091233 outputs/",
@@ -144,7 +139,10 @@ _SYNONYMS = {
     "status": "ps", "list": "ps", "ls": "ps", "kill": "stop", "cancel": "stop", "resume": "again", "restart": "again",
     "tail": "logs -f", "sync": "check --sync",
 }  # fmt: skip
-_GONE = {"sbatch": "a batch script in which launch finds its nodes, as in docs/slurm.md"}
+_GONE = {
+    "rejoin": "launch stop RUN, and launch again RUN once all hosts are back",
+    "sbatch": "a batch script in which launch finds its nodes, as in docs/slurm.md",
+}
 
 
 def refuse_unknown_word(word: str) -> None:

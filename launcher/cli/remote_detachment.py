@@ -86,7 +86,7 @@ def run_planted(
                 text = f"--detach: another run that was started on this machine has the id {run_id}"
                 raise UsageError(text, "try again")
             own_id = run_id
-            planted = RemoteRun(run_id, way, request.name, wall_clock(), tuple(everyone))
+            planted = RemoteRun(run_id, way, request.name, wall_clock(), tuple(host.name for host in everyone))
             runs.add(planted)
         if not request.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")

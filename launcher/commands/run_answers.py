@@ -48,7 +48,7 @@ def find_value(run: ListedRun, question: str) -> Any:
 
 
 def _find_agents(run: ListedRun) -> dict[str, Any]:
-    """Return whether the controller of a run lives, which hosts it misses, and what starts the agents of these.
+    """Return whether the controller of a run lives, and which hosts it misses.
 
     Or the exit code, and which hosts were lost: when a run has ended, all agents have left.
     """
@@ -56,10 +56,8 @@ def _find_agents(run: ListedRun) -> dict[str, Any]:
     if end is not None:
         result = run.read_record().result
         missing = [*result.unreachable] if result is not None else []
-        return {"is_alive": is_alive, "exit_code": end.exit_code, "missing": missing, "orders": []}
-    starts = run.read_missing()
-    orders = [each for each in starts if each["order"] is not None] if is_alive else []
-    return {"is_alive": is_alive, "exit_code": None, "missing": [each["name"] for each in starts], "orders": orders}
+        return {"is_alive": is_alive, "exit_code": end.exit_code, "missing": missing}
+    return {"is_alive": is_alive, "exit_code": None, "missing": [*run.read_missing()]}
 
 
 def is_running(run: ListedRun) -> bool:

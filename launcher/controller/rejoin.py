@@ -1,7 +1,7 @@
 """Let hosts that come back rejoin a run: the controller logs in from its own host and starts their agents again.
 
 It does so only where that works without a prompt: with keys that have no passphrase, to hosts whose key is known, and
-without anybody's SSH agent. What can't rejoin in this way waits for `launch rejoin`.
+without anybody's SSH agent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from launcher.concurrency import start_thread
 from launcher.controller.agent_start import Order, make_order, start_again
@@ -74,20 +73,7 @@ def watch_agents(
         open_ssh=functools.cache(partial(OpenSSHTransport, settings)), may_log_in=bool(request.options.restarts),
         say=say,
     )  # fmt: skip
-    starts = {
-        host.name: describe_start(host, order if request.options.restarts else None)
-        for host, order in zip(hosts, orders, strict=True)
-    }
-
-    def note_missing(names: Sequence[str]) -> None:
-        entry.note_missing([starts[name] for name in names])
-
-    start_thread(partial(rejoining.serve, is_changed, note_missing), "agents", lambda error: None)
-
-
-def describe_start(host: Host, order: Order | None) -> dict[str, Any]:
-    """Return as JSON what `launch rejoin` needs to start the agent of a host; order: None if it may not be started."""
-    return {"name": host.name, "user": host.user, "port": host.port, "enter": host.enter, "order": order}
+    start_thread(partial(rejoining.serve, is_changed, entry.note_missing), "agents", lambda error: None)
 
 
 class Rejoining:

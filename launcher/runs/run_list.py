@@ -161,14 +161,9 @@ class ListedRun:
             return None
         return _read_listed(self.place) or self  # a file system that fails for a moment says nothing
 
-    def read_missing(self) -> list[dict[str, Any]]:
-        """Return the hosts whose agent is not connected now, each with the order that starts it again, or None."""
-        try:
-            found = _read_json(self.place / _AGENTS)
-        except (OSError, ValueError):
-            return []
-        starts = found if isinstance(found, list) else []
-        return [each for each in starts if isinstance(each, dict) and each.keys() >= {"name", "user", "port", "order"}]
+    def read_missing(self) -> tuple[str, ...]:
+        """Return the hosts whose agent is not connected now."""
+        return _read_form(tuple[str, ...], self.place / _AGENTS) or ()
 
     def read_doing(self, now: float) -> Doing | None:
         """Return what `launch ps` says of what it does now; None if read_state does; now: in wall-clock seconds."""
@@ -221,7 +216,7 @@ class _Planted:
     way: Way
     name: str | None = None
     began_at: Annotated[float, Within(-1e11, 1e11)] = 0.0
-    hosts: tuple[Way, ...] = ()
+    host_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +235,7 @@ class RemoteRun:
     way: Way
     name: str | None = None
     began_at: float = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
-    logins: tuple[Host, ...] = ()  # of its hosts and spares, as it was started; empty if it was started elsewhere
+    hosts: tuple[str, ...] = ()  # and spares; empty if it was started elsewhere
     seen: Sighting | None = None  # the last time
 
     @property
@@ -252,11 +247,6 @@ class RemoteRun:
     def alive(self) -> Sighting | None:
         """The last time that it was seen, unless it has ended."""
         return self.seen if self.row is None else None
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The names of its hosts and spares, where these are known here."""
-        return tuple(host.name for host in self.logins)
 
     @property
     def is_alive(self) -> bool | None:
@@ -281,11 +271,11 @@ class RunListEntry:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def note_missing(self, starts: Sequence[Mapping[str, Any]]) -> None:
-        """Write down the hosts whose agents are not connected, with what starts each again; secrets are among that."""
+    def note_missing(self, hosts: Sequence[str]) -> None:
+        """Write down the hosts whose agents are not connected."""
         if self._place is not None:
             with contextlib.suppress(OSError):
-                replace_private(self._place / _AGENTS, json.dumps(starts))
+                replace_private(self._place / _AGENTS, json.dumps(hosts))
 
     def note_state(self, state: RunState) -> None:
         """Write down what the run does now; on a full disk, at least remove what it did before."""
@@ -388,8 +378,7 @@ class RunList:
         """List a run whose id was taken; raise OSError if that can't be written."""
         with contextlib.suppress(LauncherError):
             self._prune()
-        hosts = tuple(Way(host.name, host.user, host.port, enter=host.enter) for host in run.logins)
-        planted = _Planted(run.way, run.name, run.began_at, hosts)
+        planted = _Planted(run.way, run.name, run.began_at, run.hosts)
         replace_private(self.base / run.id / WAY, json.dumps(asdict(planted)))
 
     def note_seen(self, run: RemoteRun, row: RunRow) -> None:
@@ -469,8 +458,6 @@ class RunList:
                 paths = (run.place, run.place / _END, *run.folder.glob("*.log"))  # one that was killed has no end
                 is_old = min((_age(path) for path in paths if path.exists()), default=0.0) > KEPT_S
                 is_much = is_owned and total > KEPT_BYTES
-                if run.is_alive is False:
-                    (run.place / _AGENTS).unlink(missing_ok=True)  # its tokens, of a controller that was killed
                 if run.is_alive is False and (is_old or is_much):
                     for folder in (run.folder, run.place) if is_owned else (run.place,):
                         shutil.rmtree(folder, ignore_errors=True)
@@ -607,9 +594,8 @@ def _read_remote(place: Path) -> RemoteRun | None:
     planted: _Planted | None = _read_form(_Planted, place / WAY)
     if planted is None:  # it is being written, or is none of ours
         return None
-    logins = tuple(way.host for way in planted.hosts)
     seen = _read_form(Sighting, place / _SEEN)
-    return RemoteRun(place.name, planted.way, planted.name, planted.began_at, logins, seen)
+    return RemoteRun(place.name, planted.way, planted.name, planted.began_at, planted.host_names, seen)
 
 
 def _read_form(form: Any, path: Path) -> Any:

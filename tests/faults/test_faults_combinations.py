@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from fault_launch import AT_GO, FAILS, OBEYS, READY, FaultLaunch, ask, find_process, ranks, short_silence
+from fault_launch import AT_GO, FAILS, OBEYS, READY, FaultLaunch, ask, ranks, short_silence
 from machines.cluster import Host
 from machines.patience import NEVER_S
 from machines.processes import CENSUS_POLL_S, read_name, send_signal, wait_until
@@ -303,17 +303,6 @@ def nobody_is_blamed(launch: FaultLaunch, running: Running) -> None:
     assert [attempt["blamed"] for attempt in attempts] == [{}] * len(attempts)
 
 
-def it_comes_back_after_another_fault(launch: FaultLaunch, running: Running) -> None:
-    assert wait_until(lambda: "restarting" in told(launch)), told(launch)
-    launch.last.heal()
-    log = launch.logs / "latest" / "node_1.log"
-    assert wait_until(lambda: log.read_text().count("] ready 3") == 2), told(launch)
-    find_process(launch.last, "launch-agent").kill()
-    assert wait_until(lambda: told(launch).count("restarting") == 2), told(launch)
-    assert "launch: node2 rejoined run" in ask(launch, "rejoin").stderr
-    nobody_is_blamed(launch, running)
-
-
 def only_the_controller_stays(launch: FaultLaunch, running: Running) -> None:
     """Of the four on its host."""
     assert wait_until(lambda: names(launch.hosts[0]).count("launch") == 1, poll_s=0.5)  # TCP takes half a minute
@@ -418,9 +407,6 @@ ROWS = {
     "ended-fetched-at-once": Combination(ranks(LARGE_LOG), ended, fetch_at_once, the_copy_is_whole),
     "restarting-code-cleaned": Combination(
         ("--restarts", "5", *ranks(NEEDS_ITS_CODE)), restarting, clean_code, it_succeeds
-    ),
-    "settled-host-cut-and-agent-killed": Combination(
-        (*RESTARTS, *short_silence(), *ranks(WAITS_FOR_GO)), settled, cut_last, it_comes_back_after_another_fault
     ),
     "settled-controller-cut": Combination(
         ("--hosts", "node1,node2,login", "--controller", "node1", "--min-nodes", "1", *RESTARTS, *short_silence(),

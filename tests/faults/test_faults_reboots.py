@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from itertools import count
 
 import pytest
-from fault_launch import AT_GO, FaultLaunch, ask, ranks, short_silence
+from fault_launch import AT_GO, FaultLaunch, ranks, short_silence
 from machines.cluster import Host
 from machines.processes import wait_until
 from ways import WAYS
 
-FABRIC, SSH, DETACHED = (way for way in WAYS if way.name in ("fabric", "ssh", "detached"))
+FABRIC, SSH = (way for way in WAYS if way.name in ("fabric", "ssh"))
 Reboot = Callable[[Sequence[Host]], None]
 
 
@@ -49,35 +48,23 @@ def test_hosts_reboot_in_the_foreground(launch: FaultLaunch, reboot: Reboot, nam
     assert ", 4 ranks succeeded, 0 processes left on 2 hosts" in done.words[-1]
 
 
-@pytest.mark.parametrize("way", [pytest.param(SSH, id="ssh"), pytest.param(DETACHED, id="detached")])
+@pytest.mark.parametrize("way", [pytest.param(SSH, id="ssh")])
 def test_a_spare_takes_over_and_the_host_that_rebooted_is_the_next_one(launch: FaultLaunch, reboot: Reboot) -> None:
     words = ("--spares", "1", "--restarts", "3", *short_silence())
     running = launch.start(*words, *ranks(f"echo attempt $LAUNCH_ATTEMPT; {AT_GO}"))
     running.wait_for(r"\] ready \d$", 2)
-    first = launch.hosts[0]
-    is_detached = launch.way is DETACHED
-    if is_detached:
-        assert running.wait().exit_code == 0, str(running)
-    # By default the last spare controls a detached run.
-    home = launch.slurm.folder / "node2" / "home" / ".local" / "state" / "launch" / "logs"
-    logs = ((home if is_detached else launch.logs) / "latest").resolve()
+    logs = (launch.logs / "latest").resolve()
 
     def wait_for(text: str, ready: int) -> None:
         log = logs / "launch.log"
         assert wait_until(lambda: text in log.read_text()), log.read_text()
         assert wait_until(lambda: (logs / "node_0.log").read_text().count("] ready 1") == ready), log.read_text()
 
-    reboot([first])
+    reboot([launch.hosts[0]])
     wait_for("launch: node2 takes the place of node1, on 1 host", 2)
-    if is_detached:
-        assert ask(launch, "rejoin").stderr == f"launch: node1 rejoined run {logs.name}\n"
     for keeper in launch.keepers():  # of node2
         keeper.kill()
     wait_for("launch: node1 takes the place of node2, on 1 host", 3)
     running.go()
-    if is_detached:
-        said = ask(launch, "wait").stderr
-        assert re.search(r"^launch: finished in .*, 2 ranks succeeded, 0 processes left on 1 host$", said, re.M)
-    else:
-        assert running.wait().exit_code == 0, str(running)
+    assert running.wait().exit_code == 0, str(running)
     launch.wait_until_clean()

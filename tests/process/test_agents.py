@@ -508,6 +508,12 @@ def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
     assert fleet.hub.missing() == ["n1"]
     (absence,) = fleet.hub.find_absences()
     assert absence.host == "n1"
+    fleet.hub.note_try("n1", "from n2: its host key is not known")
+    with pytest.raises(TransportError) as caught:
+        fleet.hub.open_transport().open(A, "echo on", 0.01)
+    failure = caught.value.failure
+    assert failure.text.endswith("and launch could not start it again from n2: its host key is not known")
+    assert failure.fix == f"launch stop {RUN}, and launch again {RUN} once all hosts are back"
     planted = fleet.plant("n1", is_after_go=True)
     assert planted.read_answer()["type"] == "dialled"
     assert planted.wait_for_end() == 0

@@ -16,7 +16,6 @@ from machines.patience import slowed
 from launcher.cli import find_run
 from launcher.cli import main as cli
 from launcher.controller import remote_launcher
-from launcher.hosts.host import Host
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_rows import RunRow
 
@@ -41,7 +40,7 @@ def add(runs: RunList, launch: Launch, second: int, name: str | None, controller
     run_id = runs.take_id(datetime(2026, 11, 20, 9, 12, second), "token")
     began_at = datetime.now().timestamp() - 3 * 86400
     way = Way(controller, ssh_config=str(launch.ssh_config))
-    runs.add(RemoteRun(run_id, way, name, began_at, (Host("node1"), Host("node2"))))
+    runs.add(RemoteRun(run_id, way, name, began_at, ("node1", "node2")))
 
 
 def call(launch: Launch, *words: str, code: int) -> list[str]:

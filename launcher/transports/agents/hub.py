@@ -216,7 +216,8 @@ class Hub:
         with self._changed:
             seen = self._seen[self._indexes[name]]
         missing_s = waited_s if seen.lost_at is None else max(waited_s, boottime() - seen.lost_at)
-        text, fix = f"its agent is not connected (for {age(missing_s)})", f"launch rejoin {self.run_id}"
+        text = f"its agent is not connected (for {age(missing_s)})"
+        fix = f"launch stop {self.run_id}, and launch again {self.run_id} once all hosts are back"
         if seen.tried:
             text += f", and launch could not start it again {seen.tried}"
         if not self._may_rejoin:

@@ -200,7 +200,7 @@ WRONG = [
     ),
     *((f"{command} --ssh-config two", "--ssh-config works only with --controller",
        "add --controller HOST, or omit --ssh-config")
-      for command in ("logs", "attach", "fetch", "stop", "wait", "report", "rejoin")),
+      for command in ("logs", "attach", "fetch", "stop", "wait", "report")),
     ("ps --ssh-config two", "--ssh-config works only with --hosts", "add --hosts LIST, or omit --ssh-config"),
     ("clean --hosts a --env XDG_CACHE_HOME=x", "--env works only with --code", "add --code, or omit --env"),
     ("ps --forget r --json", "--forget and --json are both given", "omit --json"),
@@ -236,7 +236,7 @@ def test_an_empty_word_names_no_run(launch, folder):
     """Such as one of a variable that isn't set: neither the only run nor the newest."""
     RunList.of_user(os.environ).begin("20261120-091233", None, folder).close(is_kept=True)
     said = "launch: no run ''\n  fix: see launch ps for the runs of this machine\n"
-    for words in ("again", "attach", "fetch", "logs", "ps --forget", "rejoin", "report", "stop", "top", "wait"):
+    for words in ("again", "attach", "fetch", "logs", "ps --forget", "report", "stop", "top", "wait"):
         assert launch([*words.split(), ""]) == (EXIT_USAGE, "", said), words
 
 

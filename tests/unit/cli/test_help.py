@@ -16,7 +16,7 @@ from launcher.errors import EXIT_USAGE
 Launch = Callable[..., tuple[int, str, str]]
 
 # launcher.toml has no defaults for them
-WITHOUT_DEFAULTS = ("again", "ps", "attach", "logs", "wait", "stop", "rejoin", "fetch", "report", "completion")
+WITHOUT_DEFAULTS = ("again", "ps", "attach", "logs", "wait", "stop", "fetch", "report", "completion")
 
 
 @pytest.fixture

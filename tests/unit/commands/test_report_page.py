@@ -331,7 +331,7 @@ def test_what_is_left_of_a_run(tmp_path: Path) -> None:
     run = replace(example, more={"result": result}).write(tmp_path)
     page = Reader(write_page(collect_contents(run)))
     assert {"gpu1: pid 7 (python) is still running", "gpu2 could not be reached at the end"} < {*page.texts}
-    assert find_value(run, "agents") == {"is_alive": False, "exit_code": 1, "missing": ["gpu2"], "orders": []}
+    assert find_value(run, "agents") == {"is_alive": False, "exit_code": 1, "missing": ["gpu2"]}
 
 
 def test_many_attempts_and_hosts(tmp_path: Path) -> None:

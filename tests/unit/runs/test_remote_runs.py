@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.hosts.host import Host
 from launcher.runs import run_list
 from launcher.runs.run_list import ListedRun, RemoteRun, RunList, Way, claim_place
 from launcher.runs.run_rows import RunRow
@@ -23,12 +22,11 @@ ROW = RunRow(
     launch_host="laptop", controller="gpu1", logs="/l",
     last_line="step 1",
 )  # fmt: skip
-LOGINS = (Host("gpu1", "ann", 2222), Host("gpu2"))
 WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
 
 
 def planted(run_id: str, began_at: float = 1.8e9) -> RemoteRun:
-    return RemoteRun(run_id, WAY, "base", began_at, LOGINS)
+    return RemoteRun(run_id, WAY, "base", began_at, ("gpu1", "gpu2"))
 
 
 def read(runs: RunList) -> list[RemoteRun]:
@@ -45,9 +43,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read(runs) == []
     add(runs, planted("20261120-091233"))
     (found,) = read(runs)
-    assert found == replace(planted("20261120-091233"), logins=found.logins)
-    assert [(host.name, host.user, host.port) for host in found.logins] == [("gpu1", "ann", 2222), ("gpu2", None, None)]
-    assert found.hosts == ("gpu1", "gpu2")
+    assert found == planted("20261120-091233")
     assert (found.way.host.name, found.way.host.user, found.way.host.port) == ("gpu1", "ann", 2222)
     (place,) = (tmp_path / "launch" / "planted").iterdir()
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
@@ -94,7 +90,7 @@ def test_what_a_newer_version_wrote_is_read(tmp_path: Path) -> None:
     add(runs, planted("run-1"))
     path = tmp_path / "run-1" / "planted.json"
     before, values = read(runs), json.loads(path.read_text())
-    for part in (values, values["way"], *values["hosts"]):
+    for part in (values, values["way"]):
         part["more"] = 1
     path.write_text(json.dumps(values))
     assert read(runs) == before

@@ -374,18 +374,13 @@ def test_a_list_that_another_user_could_replace(tmp_path: Path) -> None:
     assert raised.value.fix == "chmod go-w that directory if it is yours, or choose another with XDG_STATE_HOME"
 
 
-def test_what_starts_the_agents_of_missing_hosts(tmp_path: Path) -> None:
-    """Only the user can read it, and only while the run lives."""
+def test_which_agents_are_missing(tmp_path: Path) -> None:
     runs = RunList(tmp_path / "runs")
-    starts = [{"name": name, "user": None, "port": 22, "order": {"token": name}} for name in ("g1", "g2")]
     with held(runs, "1", None, tmp_path) as entry:
         (run,) = runs.read()
-        assert run.read_missing() == []
-        entry.note_missing(starts)
-        assert run.read_missing() == starts
-        path = run.place / "agents.json"
-        assert path.stat().st_mode & 0o777 == 0o600
-        for odd in ('[7, {"name": "g2"}]', "7", "[" * 100_000, "\ud800"):
-            path.write_bytes(odd.encode("utf-8", "surrogatepass"))
-            assert run.read_missing() == []
-    assert not path.exists()
+        assert run.read_missing() == ()
+        entry.note_missing(["g1", "g2"])
+        assert run.read_missing() == ("g1", "g2")
+        (run.place / "agents.json").write_text("7")
+        assert run.read_missing() == ()
+    assert not (run.place / "agents.json").exists()
