@@ -18,7 +18,6 @@ from typing import NoReturn
 import click
 
 from launcher.cli.find_run import ASK
-from launcher.cli.usage_errors import explain
 from launcher.concurrency import start_thread
 from launcher.controller import orders
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError
@@ -67,6 +66,8 @@ def _run(words: Sequence[str], streams: OutputStreams) -> int:
     try:
         code: int = launch.main([*words], prog_name="launch", standalone_mode=False, obj=streams)
     except click.ClickException as error:
+        from launcher.cli.mistakes import explain
+
         raise explain(error, words) from None
     return code
 

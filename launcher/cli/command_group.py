@@ -66,7 +66,7 @@ class CommandGroup(click.Group):
             args = [] if ctx.resilient_parsing else [DEFAULT_COMMAND]  # a Tab: the word that is typed may be a command
         elif args[0] not in own and args[0] not in COMMANDS:
             if not args[0].startswith("-"):
-                from launcher.cli.misplaced_words import refuse_first_word
+                from launcher.cli.mistakes import refuse_first_word
 
                 refuse_first_word(args)
             args = [DEFAULT_COMMAND, *args]

@@ -1,12 +1,8 @@
-"""The names of all commands with their examples, and the error for a word that is not one of them."""
+"""The names of all commands, with their examples."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
-
-from launcher.errors import UsageError
-from launcher.wording import nearest
 
 if TYPE_CHECKING:
     import click
@@ -133,30 +129,6 @@ EXAMPLES = {
         "test-distributed 8 --hosts gpu1,gpu2",
     ),
 }
-
-
-_SYNONYMS = {
-    "status": "ps", "list": "ps", "ls": "ps", "kill": "stop", "cancel": "stop", "resume": "again", "restart": "again",
-    "tail": "logs -f", "sync": "check --sync",
-}  # fmt: skip
-_GONE = {
-    "rejoin": "launch stop RUN, and launch again RUN once all hosts are back",
-    "sbatch": "a batch script in which launch finds its nodes, as in docs/slurm.md",
-}
-
-
-def refuse_unknown_word(word: str) -> None:
-    """Raise UsageError if the first word is neither a command nor a file, before any host is contacted."""
-    if word in COMMANDS:
-        raise UsageError(f"{word!r} is a command", f"write it first: launch {word} ...")
-    if "/" in word or word.endswith(".py") or os.path.exists(word):  # noqa: PTH110 - false where pathlib would raise
-        return
-    if word in _GONE:
-        raise UsageError(f"no command {word!r} any more; instead: {_GONE[word]}", "see launch --help for the commands")
-    near = _SYNONYMS.get(word) or nearest(word, COMMANDS)
-    guess = f"; did you mean {near!r}?" if near else ""
-    fix = "see launch --help for the commands" + ("" if near else "; hosts are one word: --hosts a,b")
-    raise UsageError(f"no file or command {word!r}{guess}", fix)
 
 
 def write_examples(name: str, formatter: click.HelpFormatter) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from launcher.cli.misplaced_words import refuse_module, refuse_option, refuse_script, wraps_trainer
+from launcher.cli.mistakes import refuse_module, refuse_option, refuse_script
 from launcher.cli.options.launcher_toml import find_source
 from launcher.cli.options.request import Request
 from launcher.cli.options.sources import is_on_command_line
@@ -29,6 +29,9 @@ from launcher.job.job import (
     ProgramKind,
 )
 from launcher.job.variables import VISIBLE_DEVICES, forwarded, parse_settings, read_env_file
+
+_TRAINER_LINE = f"\nfrom {TRAINER_MODULE}.__main__ import main\n".encode()
+_FIRST_BYTES = 1024
 
 
 def read_job(request: Request, hosts: Sequence[Host]) -> Job:
@@ -114,8 +117,19 @@ def read_program(request: Request) -> Program:
         refuse_option(words)
         return Program(ProgramKind.COMMAND, words[0], tuple(words[1:]))
     refuse_script(words, is_here=read_workdir(request) == str(current_directory()))
-    is_trainer = wraps_trainer(Path(read_workdir(request), words[0]))
+    is_trainer = _wraps_trainer(Path(read_workdir(request), words[0]))
     return Program(ProgramKind.SCRIPT, words[0], tuple(words[1:]), is_trainer)
+
+
+def _wraps_trainer(path: Path) -> bool:
+    """Return whether a file here is the built-in trainer, as the checkout's train.py is; its own line tells."""
+    try:
+        if not path.is_file():  # a pipe isn't read
+            return False
+        with path.open("rb") as file:
+            return _TRAINER_LINE in file.read(_FIRST_BYTES)
+    except OSError:
+        return False
 
 
 def _default_script(words: Sequence[str]) -> list[str]:

@@ -15,7 +15,6 @@ import click
 from launcher.cli.command_group import launch
 from launcher.cli.error_lines import show_error
 from launcher.cli.owner import end_with, find_owner, report_error
-from launcher.cli.usage_errors import explain
 from launcher.errors import LauncherError
 
 # Where getpass.getuser looks, before it asks passwd.
@@ -53,6 +52,8 @@ def _call(command: click.Command, name: str, arguments: list[str]) -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
+        from launcher.cli.mistakes import explain
+
         _end_with_error(explain(error, arguments), owner)
     except LauncherError as error:
         _end_with_error(error, owner)

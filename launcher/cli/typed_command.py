@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
-from launcher.cli.misplaced_words import part_words
+from launcher.cli.mistakes import part_words
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.request import Option, Request, settle_words
 from launcher.cli.options.toml_files import current_directory

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from launcher.cli.options.gone import replacement
 from launcher.cli.options.request import FILE, KEYS, SCRIPT, Option, Place
 from launcher.cli.options.toml_files import TomlFile, current_directory, find_file, read_named
 from launcher.errors import UsageError
@@ -86,7 +85,9 @@ def _check(file: str, name: str, value: Any) -> Any:
     if option is None and isinstance(value, dict):
         raise UsageError(f"{file}: no option {shown(name)}", "write the options at the top level, without a table")
     if option is None:
-        if gone := replacement(None, f"--{name.replace('_', '-')}"):
+        from launcher.cli.mistakes import find_replacement
+
+        if gone := find_replacement(None, f"--{name.replace('_', '-')}"):
             raise UsageError(f"{file}: no option {shown(name)} any more; instead: {gone}")
         turned_off = name.removeprefix("no_")
         near = f"{turned_off} = false" if turned_off in KEYS else nearest(name, KEYS)

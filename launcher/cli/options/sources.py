@@ -24,7 +24,7 @@ def settle(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raise UsageError for a typed option that has no effect without another one, or behind the script.
     """
-    from launcher.cli.misplaced_words import refuse_trailing
+    from launcher.cli.mistakes import refuse_trailing
 
     settled = dict(options)
     context = click.get_current_context()

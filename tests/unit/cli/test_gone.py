@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.main import main, main_test_distributed
-from launcher.cli.options.gone import GONE
+from launcher.cli.mistakes import GONE
 from launcher.errors import EXIT_USAGE
 
 # What was typed, and what is offered instead.
@@ -21,6 +21,8 @@ TYPED = {
     "run --hosts a --sync-secrets t.py": "git add for what may be sent",
     "run --hosts a --queue --queue-timeout 2h t.py": "--queue 2h",
     "run --hosts a --fetch o t.py": "launch fetch RUN PATH, after the run or during it",
+    "rejoin r": "launch stop RUN, and launch again RUN once all hosts are back",
+    "sbatch --nodes 2 t.py": "a batch script in which launch finds its nodes, as in docs/slurm.md",
     "run --hosts a --claim-cpus t.py": "a run on GPUs, which claims them",
     "run --hosts a:8 --colon slots t.py": "host:8 for slots, host:2222 for a port",
     "run --hosts a --legacy t.py": "--start plain",
@@ -55,8 +57,9 @@ def refuse(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("line", TYPED)
 def test_what_is_gone_names_what_takes_its_place(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flag = next(word for gone in GONE for word in shlex.split(line) if word == gone.split()[-1])
-    assert refuse(line, capsys) == f"launch: no option {flag!r} any more; instead: {TYPED[line]}"
+    word = next(word for gone in GONE for word in shlex.split(line) if word == gone.split()[-1])
+    kind = "option" if word.startswith("-") else "command"
+    assert refuse(line, capsys) == f"launch: no {kind} {word!r} any more; instead: {TYPED[line]}"
 
 
 @pytest.mark.parametrize("gone", GONE)
