@@ -6,10 +6,9 @@ import click
 
 from launcher.cli.host_choice import open_this_machine
 from launcher.cli.options.help import Command
-from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.launcher_toml import CONFIG, current_directory
 from launcher.cli.options.request import OUTPUT, Option, Request
 from launcher.cli.options.sources import gather
-from launcher.cli.options.toml_files import current_directory
 
 
 @click.command("demo", cls=Command, params=[

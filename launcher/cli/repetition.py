@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.error_lines import tell
+from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.request import FILE, Option, Place, Request
-from launcher.cli.options.toml_files import current_directory
 from launcher.cli.typed_command import Typed, load_command, read_typed
 from launcher.clock import wall_clock
 from launcher.errors import LauncherError, UsageError

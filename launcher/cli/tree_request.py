@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from launcher.cli.error_lines import tell
 from launcher.cli.job_request import local_workdir, resolve_workdir
+from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.request import Request
-from launcher.cli.options.toml_files import current_directory
 from launcher.cli.repetition import find_repetition
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown

@@ -19,8 +19,8 @@ import click
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.mistakes import part_words
 from launcher.cli.options.help import TYPED_WORDS
+from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.request import Option, Request, settle_words
-from launcher.cli.options.toml_files import current_directory
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
 
 

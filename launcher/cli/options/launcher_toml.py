@@ -1,21 +1,31 @@
-"""launcher.toml: defaults for the options of every command."""
+"""launcher.toml: defaults for the options of every command.
+
+The file is in the current directory or, in a repository, above it, up to its root. Any of these directories may be
+under another user's control: /tmp, a shared directory, a cloned repository.
+"""
 
 from __future__ import annotations
 
+import os
 import reprlib
+import stat
+import sys
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import click
 
+from launcher.cli.options.file_owners import find_other_writer, show_path
 from launcher.cli.options.request import FILE, KEYS, SCRIPT, Option, Place
-from launcher.cli.options.toml_files import TomlFile, current_directory, find_file, read_named
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.wording import nearest
 
 _META = "launcher.defaults"
+_OWN_FILE = "launcher.toml"
+_NO_FILE = "--config /dev/null to use no file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,14 @@ class Defaults:
     source: str
     values: dict[str, Any]
     folder: Path | None = None  # set for a file above the current directory
+
+
+def current_directory() -> Path:
+    """Return the directory in which the command was typed; raise UsageError if it was removed."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the current directory can't be read: {error.strerror}", "cd to another directory") from None
 
 
 def find_source(name: str) -> Defaults | None:
@@ -37,16 +55,78 @@ def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> 
     """Set a command's defaults, as the callback of --config, and print which file they come from."""
     from launcher.cli.error_lines import tell
 
-    file = read_named(named) if named is not None else find_file()
-    if file is None:
+    # A file that is named is read whoever wrote it and wherever it is.
+    found = _find_file() if named is None else _read(named, show_path(named))
+    if found is None:
         return named
-    found = _check_all(file)
-    if named is None and file.folder != current_directory():
-        found = _move(found, file.folder)
     if keys := [name.replace("_", "-") for name in found.values if _applies(name, ctx.command)]:
         tell(f"launch: using {found.source} ({', '.join(keys)})")
     ctx.meta[_META], ctx.default_map = found, found.values
     return named
+
+
+def _find_file() -> Defaults | None:
+    """Return the nearest file, in this directory or above it; raise UsageError if it can't be trusted or read."""
+    here = current_directory()
+    for place in find_places(here):
+        path = place / _OWN_FILE
+        source = show_path(Path(os.path.relpath(path)))  # as it would be typed: `../launcher.toml`
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                continue
+            doubt = _find_doubt(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise UsageError(f"{source}: can't be read: {error.strerror}", f"pass {_NO_FILE}") from None
+        if doubt:
+            fix = f"pass --config {source} if you trust it, or {_NO_FILE}"
+            raise UsageError(f"{source} is not used: {doubt}", fix)
+        found = _read(path, source, f"pass {_NO_FILE}")
+        return found if place == here else _move(found, place)
+    return None
+
+
+def find_places(folder: Path) -> list[Path]:
+    """Return the directories to search: `folder`, and in a repository those above it, up to its root.
+
+    None above that every user can write is searched, nor what is above it: anybody could put a `.git` into /tmp.
+    """
+    places = [folder, *takewhile(lambda above: not _is_everybody_s(above), folder.parents)]
+    roots = [index for index, place in enumerate(places) if os.path.lexists(place / ".git")]
+    return places[: roots[0] + 1] if roots else [folder]
+
+
+def _is_everybody_s(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return True
+
+
+def _find_doubt(path: Path) -> str | None:
+    """Return who else could write a file that was found.
+
+    A symlink is checked twice: in its own directory, which others may be able to write, and at its target.
+    """
+    places = dict.fromkeys((path.resolve(), path.parent.resolve() / path.name))
+    doubts = [find_other_writer(place, os.geteuid()) for place in places]
+    return next(filter(None, doubts), None)
+
+
+def _read(path: Path, source: str, fix: str = "") -> Defaults:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        content = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{source}: can't be read: {error.strerror}", fix) from None
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}") from None
+    values = {key.replace("-", "_"): value for key, value in content.items()}
+    return Defaults(source, {name: _check(source, name, value) for name, value in values.items()})
 
 
 def _applies(name: str, command: click.Command) -> bool:
@@ -73,12 +153,6 @@ def _move(defaults: Defaults, folder: Path) -> Defaults:
     return replace(defaults, values=moved, folder=folder)
 
 
-def _check_all(file: TomlFile) -> Defaults:
-    values = {key.replace("-", "_"): value for key, value in file.content.items()}
-    checked = {name: _check(file.source, name, value) for name, value in values.items()}
-    return Defaults(file.source, checked)
-
-
 def _check(file: str, name: str, value: Any) -> Any:
     """Return a value as click takes it; raise UsageError if the name or the type is wrong."""
     option = KEYS.get(name)
@@ -99,8 +173,6 @@ def _check(file: str, name: str, value: Any) -> Any:
     if any(type(entry) not in kinds for entry in entries):
         wanted += " or a list of strings" * takes_list
         raise UsageError(f"{file}: {name.replace('_', '-')} must be {wanted}, got {reprlib.repr(value)}")
-    if any("\0" in str(entry) for entry in entries):
-        raise UsageError(f"{file}: {name.replace('_', '-')} contains a NUL character, got {reprlib.repr(value)}")
     if option.multiple:
         return entries
     return ",".join(value) if option.metavar == "LIST" and isinstance(value, list) else value

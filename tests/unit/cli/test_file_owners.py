@@ -258,8 +258,6 @@ def test_a_named_file_goes_in_place_of_those_that_are_found(launch: Launch, fold
     [
         ("none.toml", None, "none.toml: can't be read: No such file or directory"),
         (".", None, ".: can't be read: Is a directory"),
-        ("d.toml", "x" * (1 << 20) + " = 1", "d.toml: larger than 1 MiB"),
-        ("d.toml", "a = " + "[" * 5000 + "]" * 5000, "d.toml: too many nested brackets"),
         ("d.toml", "hosts" + ".a" * 500 + " = 1", "d.toml: hosts must be a string or a list of strings, got {'a': "
          "{'a': {'a': {'a': {'a': {'a': {...}}}}}}}"),
         ("d.toml", b"hosts = '\xff'", "d.toml: 'utf-8' codec can't decode byte 0xff in position 9: invalid start byte"),
@@ -274,15 +272,6 @@ def test_a_named_file_that_can_not_be_used(
     assert launch("hosts", "--hosts", "a", "--config", name) == (EXIT_USAGE, "", f"launch: {message}\n")
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: Path(path).symlink_to("/dev/zero")])
-def test_a_named_file_that_is_none_is_not_waited_for(
-    launch: Launch, folder: Path, make: Callable[[Path], None]
-) -> None:
-    make(folder / "pipe")
-    said = "launch: pipe: not a regular file\n"
-    assert launch("hosts", "--hosts", "a", "--config", "pipe") == (EXIT_USAGE, "", said)
-
-
 def test_a_found_file_that_can_not_be_read_can_be_left_out(
     launch: Launch, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +279,7 @@ def test_a_found_file_that_can_not_be_read_can_be_left_out(
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     (folder / "launcher.toml").touch()
-    monkeypatch.setattr(Path, "open", refuse)  # root may read whatever the mode says
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read whatever the mode says
     fix = "  fix: pass --config /dev/null to use no file\n"
     assert launch("hosts") == (EXIT_USAGE, "", f"launch: launcher.toml: can't be read: Permission denied\n{fix}")
     assert (

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main as cli
+from launcher.cli.options.launcher_toml import find_places
 from launcher.cli.options.request import KEYS
-from launcher.cli.options.toml_files import find_places
 from launcher.errors import EXIT_USAGE
 
 Launch = Callable[..., tuple[int, str, str]]
@@ -200,13 +200,6 @@ def test_each_key_takes_its_types_and_refuses_all_others_in_one_line(project: Pa
         else:
             pattern = rf"launch: \.\./\.\./launcher\.toml: {key} must be [^\n]*, got [^\n]*\n"
             assert code == EXIT_USAGE and re.fullmatch(pattern, err), (kind, err)
-
-
-def test_a_text_with_a_nul_is_refused(project: Path, launch: Launch) -> None:
-    """No path, argument or variable can have one."""
-    (project / "launcher.toml").write_text('workdir = "a\\u0000b"\n')
-    said = "launch: ../../launcher.toml: workdir contains a NUL character, got 'a\\x00b'\n"
-    assert launch("--dry-run", "train.py") == (EXIT_USAGE, "", said)
 
 
 @pytest.mark.parametrize("script", ["", " "])
