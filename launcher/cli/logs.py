@@ -7,19 +7,17 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.error_lines import own_streams
+from launcher.cli.error_lines import own_streams, tell
 from launcher.cli.find_run import controller_options, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import AGO, option
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import is_running
-from launcher.errors import UsageError
+from launcher.errors import EXIT_FAILED
 from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs, find_since
 from launcher.output.log_reader import follow as keep_printing
-from launcher.runs.run_json import RunJson
 from launcher.runs.run_list import RemoteRun
-from launcher.wording import fold_ranks
 
 
 @click.command("logs", cls=Command)
@@ -51,7 +49,6 @@ def command(
         return run_there(found, is_of_a_run=True)
     folder = found.find_folder()
     record = found.read_record()
-    refuse_unknown(found.id, record, node=node, rank=rank, attempt=None if follow else attempt)
     stamp = None if since is None else find_since(since, record.utc_offset, datetime.now(timezone.utc))
     logs = RunLogs(folder, record.all_hosts, Choice(node, rank, attempt, stamp))
     printer = LogPrinter(own_streams()) if rank is None else ExactPrinter(own_streams())
@@ -60,29 +57,8 @@ def command(
     except KeyboardInterrupt:
         printer.flush()
         return 130
-    return 0
-
-
-def refuse_unknown(
-    run_id: str, record: RunJson, *, node: int | None = None, rank: int | None = None,
-    attempt: int | None = None,
-) -> None:  # fmt: skip
-    """Raise UsageError for a node, a rank or an attempt that a run doesn't have, as its run.json says.
-
-    Of the last attempt it has the nodes; an earlier one may have had more. Before its ranks start it has no record.
-    """
-    nodes, attempts = record.plan.nodes, record.attempts
-    if not nodes:
-        return
-    most = max((len(each.hosts) for each in attempts), default=0)
-    earlier = range(most) if most > len(nodes) else range(0)
-    ranks = {rank for each in nodes for rank in each.ranks} | {*range(len(earlier) * len(nodes[0].ranks))}
-    used = [each.restarts.used for each in attempts if each.restarts is not None]
-    starts = used[-1] + 1 if used else max(1, len(attempts) + (not record.ended_at))
-    for name, number, known in (
-        ("node", node, {each.node_rank for each in nodes} | set(earlier)),
-        ("rank", rank, ranks),
-        ("attempt", attempt, set(range(starts))),
-    ):
-        if number is not None and number not in known:
-            raise UsageError(f"--{name} {number}: run {run_id} has no such {name}", f"choose from {fold_ranks(known)}")
+    chosen = {"node": node, "rank": rank, "attempt": attempt}
+    if printer.has_printed or not (words := [f"--{name} {it}" for name, it in chosen.items() if it is not None]):
+        return 0
+    tell(f"launch: run {found.id} has no lines of {' '.join(words)}")
+    return EXIT_FAILED

@@ -212,6 +212,7 @@ class LogPrinter:
         self._buffers = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
         self._streams = streams
         self._last_fd = STDOUT
+        self.has_printed = False
 
     def print(self, line: LogLine) -> None:
         """Write a line as it stands in its log."""
@@ -226,6 +227,7 @@ class LogPrinter:
         if fd != self._last_fd:  # both may lead to the same terminal
             self._buffers[self._last_fd].flush()
             self._last_fd = fd
+        self.has_printed = True
         self._buffers[fd].write(clean(data) if fd in self._streams.terminals else data)
 
 

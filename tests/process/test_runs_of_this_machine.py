@@ -110,6 +110,8 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     table = machine.call("ps", code=0).stdout
     assert re.search(r"running +\d+\.?\d* s +here +1 x 2 ", table), table
     assert machine.call("logs", str(row["run"])[:12], "--since", "1h", code=0).stdout.count("] rank ") == 2
+    said = machine.call("logs", "--rank", "9", "--attempt", "0", code=1).stderr
+    assert said == f"launch: run {row['run']} has no lines of --rank 9 --attempt 0\n"
 
     watching = subprocess.Popen([PROGRAM, "attach"], cwd=machine.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert watching.stdout is not None and watching.stderr is not None
