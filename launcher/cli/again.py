@@ -7,20 +7,21 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli import repetition
+from launcher.cli.command_table import COMMANDS
+from launcher.cli.error_lines import tell
+from launcher.cli.find_run import find_run, read_record, read_state
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import DRY_RUN, option
 from launcher.cli.options.sources import gather
 from launcher.errors import LauncherError, UsageError
+from launcher.escapes import listed_names
 from launcher.hosts.ranges import shown
-
-if TYPE_CHECKING:
-    from launcher.cli.typed_command import Typed
-    from launcher.runs.run_list import ListedRun, RemoteRun
+from launcher.runs.run_list import LISTING, ListedRun, RemoteRun, RunList
 
 
 @click.command("again", cls=Command, context_settings={"ignore_unknown_options": True}, params=[DRY_RUN])
@@ -33,13 +34,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     An OPTION of launch after RUN replaces that of the run, such as --restarts 10. If RUN didn't succeed, the built-in
     trainer continues from its checkpoints; a script finds RUN in the variable LAUNCH_AGAIN_OF.
     """
-    from launcher.cli import repetition
     from launcher.cli.command_group import launch
-    from launcher.cli.command_table import COMMANDS
-    from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import find_run, read_state
-    from launcher.cli.typed_command import hide_typed, load_command, parse_options
-    from launcher.runs.run_list import LISTING, RunList
 
     has_run = bool(words) and not words[0].startswith("-")
     found = find_run(words[0] if has_run else None)
@@ -54,14 +49,14 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
         anyhow = f"start another one with {repetition.command_line(origin, typed.line)}"
         raise UsageError(f"run {found.id} {said}", f"stop it with launch stop {found.id}, or {anyhow}")
     continues = row.state != "finished"
-    given, others = parse_options(load_command(typed.command), words[has_run:])
+    given, others = repetition.parse_options(repetition.load_command(typed.command), words[has_run:])
     if others:
         raise UsageError(f"launch again takes a run and options, got {shown(others[0])}", "see launch again --help")
     timely = repetition.drop_past(typed, origin)
     was_limited, typed = timely != typed, repetition.override(timely, given)
     if repetition.lacks_secret(typed):
         text = f"run {found.id} had a secret in its command line, which launch doesn't keep"
-        line = repetition.command_line(origin, hide_typed(typed.line))
+        line = repetition.command_line(origin, repetition.hide_typed(typed.line))
         raise UsageError(text, f"pass it again, as in launch again {found.id} --notify CMD, or type: {line}")
     if continues:
         typed = repetition.resume(typed, origin)
@@ -70,7 +65,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     listing = _find_code(runs.read_kept(found.id, LISTING), found.id, origin) if same_code else None
     _enter(origin["directory"], found.id, origin["launch_host"])
     state = f"was {row.state}" if row.state in ("killed", "stopped") else row.state
-    line = repetition.command_line(origin, hide_typed(typed.line))
+    line = repetition.command_line(origin, repetition.hide_typed(typed.line))
     tell(f"launch: again run {found.id}, which {state}: {line}")
     if continues and origin.get("tree") is not None:
         _tell_written(found, typed)
@@ -93,25 +88,19 @@ def _find_code(listing: bytes | None, run_id: str, origin: dict[str, object]) ->
     return listing
 
 
-def _tell_written(found: ListedRun | RemoteRun, typed: Typed) -> None:
+def _tell_written(found: ListedRun | RemoteRun, typed: repetition.Typed) -> None:
     """Print what the run left next to its code, where this one, in a new directory, doesn't find it."""
-    from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import read_record
-    from launcher.escapes import listed_names
-
     try:
         result = read_record(found, may_ask=False).result
     except (LauncherError, click.exceptions.Exit):
         return  # its host is off
-    roots = {root: names for root, *names in (result.written.values() if result is not None else ())}
+    root, *names = next(iter(result.written.values()), ("",)) if result is not None else ("",)
     linked = {text.partition("=")[0].rstrip("/") for text in typed.options.get("link", ())}
-    names = [name for name in next(iter(roots.values()), []) if name.rstrip("/") not in linked]
-    if not names:
-        return
-    tell(f"launch: run {found.id} wrote {listed_names(names)} next to its code; this run starts without that")
-    if folder := next((name.rstrip("/") for name in names if name.endswith("/") and ".replaced-" not in name), ""):
-        place = f"{next(iter(roots))}/{folder}" if len(roots) == 1 else "DIR"
-        tell(f"  fix: launch again {found.id} {shlex.join(['--link', f'{folder}={place}'])}")
+    names = [name for name in names if name.rstrip("/") not in linked]
+    if names:
+        tell(f"launch: run {found.id} wrote {listed_names(names)} next to its code; this run starts without that")
+        name = names[0].rstrip("/")
+        tell(f"  fix: launch again {found.id} {shlex.join(['--link', f'{name}={root}/{name}'])}")
 
 
 def _enter(directory: str, run_id: str, host: str) -> None:

@@ -130,10 +130,11 @@ def run_there(found: RemoteRun, *, is_of_a_run: bool = False) -> int:
 
     is_of_a_run: the output is, see RemoteLauncher.copy_output. Raise UnknownRunError if the host knows nothing of it.
     """
-    from launcher.cli.typed_command import typed_options
+    from launcher.cli.repetition import read_typed, write_options
 
-    typed = typed_options(lambda name: name not in ("controller", "ssh_config"))
-    words = (str(click.get_current_context().info_name), found.id, f"--controller={found.way.name}", *typed)
+    command = click.get_current_context().command
+    typed = {name: value for name, value in read_typed().options.items() if name not in ("controller", "ssh_config")}
+    words = (str(command.name), found.id, f"--controller={found.way.name}", *write_options(command, typed))
     return _ask_there(found, words, lambda launcher: launcher.copy_output(is_of_a_run=is_of_a_run) or 0)
 
 

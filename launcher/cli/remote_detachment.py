@@ -18,10 +18,9 @@ from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.find_run import ASK
 from launcher.cli.options.request import Request
-from launcher.cli.repetition import keep_origin, keep_version, name_continued
+from launcher.cli.repetition import describe_origin, keep_origin, keep_version, name_continued
 from launcher.cli.runner import make_console
 from launcher.cli.sessions import hold_session, make_settings
-from launcher.cli.typed_command import describe_origin
 from launcher.clock import wall_clock
 from launcher.commands.sync import sync
 from launcher.controller.orders import Control

@@ -15,8 +15,7 @@ from launcher.cli.detachment import start_detached
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.request import MOST_DAYS, Request
 from launcher.cli.options.sources import is_chosen
-from launcher.cli.repetition import keep_origin, keep_version, name_continued
-from launcher.cli.typed_command import describe_origin
+from launcher.cli.repetition import describe_origin, keep_origin, keep_version, name_continued
 from launcher.clock import read_time, wall_clock
 from launcher.errors import UsageError
 from launcher.hosts.host import Host

@@ -17,9 +17,19 @@ from machines.repositories import make_repository
 
 from launcher.cli.command_group import launch
 from launcher.cli.options.request import Request
-from launcher.cli.repetition import drop_past, keep_origin, lacks_secret, override, resume, typed_of
+from launcher.cli.repetition import (
+    Typed,
+    drop_past,
+    keep_origin,
+    lacks_secret,
+    load_command,
+    override,
+    parse_options,
+    read_typed,
+    resume,
+    typed_of,
+)
 from launcher.cli.tree_request import read_tree
-from launcher.cli.typed_command import Typed, load_command, parse_options, read_typed
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
@@ -125,6 +135,14 @@ def test_options_instead_of_those_of_the_run(
     options, others = parse_options(RUN, shlex.split(given))
     found = override(read(shlex.split(typed)), options)
     assert (shlex.join(found.line), others) == (line, [])
+
+
+def test_words_are_read_without_a_change_to_the_command() -> None:
+    """Click keeps the help option of the first context that it meets."""
+    command = load_command("clean")
+    parse_options(command, ["--hosts", "a"])
+    option = command.get_help_option(click.Context(command))
+    assert option is not None and option.opts == ["-h", "--help"]
 
 
 def test_an_option_that_the_command_lacks_is_refused_before_its_value_is_looked_at() -> None:

@@ -20,9 +20,8 @@ from launcher.cli.command_table import COMMANDS
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option, Request
 from launcher.cli.options.sources import gather, make_request, settle
-from launcher.cli.repetition import typed_of
+from launcher.cli.repetition import parse_options, typed_of
 from launcher.cli.run import command as run_command
-from launcher.cli.typed_command import parse_options
 from launcher.job.job import Timeouts
 from launcher.transports.base import TransportSettings
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.options.request import Request
+from launcher.cli.repetition import describe_origin
 from launcher.cli.runner import read_run_options
-from launcher.cli.typed_command import describe_origin
 from launcher.errors import UsageError
 from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
 from launcher.runs.execution import describe_trainer, find_checkpoints
