@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli import command_group
+from launcher.cli import main as cli
 from launcher.cli.command_table import COMMANDS
 from launcher.cli.test_distributed import command as collectives_command
 
@@ -240,13 +240,13 @@ def _literals(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
 
 
 def _list_commands() -> list[click.Command]:
-    parent = click.Context(command_group.launch, **command_group.launch.context_settings)
-    found = [command_group.launch.get_command(parent, name) for name in COMMANDS]
-    return [command_group.launch, *filter(None, found), collectives_command]
+    parent = click.Context(cli.launch, **cli.launch.context_settings)
+    found = [cli.launch.get_command(parent, name) for name in COMMANDS]
+    return [cli.launch, *filter(None, found), collectives_command]
 
 
 def _find_in_help(command: click.Command) -> Iterator[tuple[int, str]]:
-    text = command.get_help(click.Context(command, info_name=command.name, **command_group.launch.context_settings))
+    text = command.get_help(click.Context(command, info_name=command.name, **cli.launch.context_settings))
     yield from find(text, EVERYWHERE | FOR_USERS | HABITS | {r"\bnode[12]\b": "gpu1, gpu2"})
     yield from (
         (1, f"zsh refuses an unquoted range: {command}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli import command_group
+from launcher.cli import main as cli
 from launcher.cli.test_distributed import command as test_distributed
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -50,9 +50,9 @@ def update(text: str) -> str:
 
 def _find_options() -> Iterator[tuple[str, str, str]]:
     """Yield the command, the names with their value, and the help of each option that --help of a command shows."""
-    group = click.Context(command_group.launch, **command_group.launch.context_settings)
-    for name in command_group.launch.list_commands(group):
-        command = command_group.launch.get_command(group, name)
+    group = click.Context(cli.launch, **cli.launch.context_settings)
+    for name in cli.launch.list_commands(group):
+        command = cli.launch.get_command(group, name)
         assert command is not None
         yield from _find_options_of(name, command, group)
     yield from _find_options_of("test-distributed", test_distributed, None)
@@ -114,9 +114,9 @@ _OTHER_TYPES = {
 
 def make_types() -> str:
     """Return the module of the types."""
-    group, found = click.Context(command_group.launch), {"same_code": "Switch"}
+    group, found = click.Context(cli.launch), {"same_code": "Switch"}
     for name in FUNCTIONS:
-        command = command_group.launch.get_command(group, name)
+        command = cli.launch.get_command(group, name)
         assert command is not None
         options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
         found |= {_name(each): _find_type(each) for each in options if name != "run" or _name(each) != "check"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from launcher.cli import repetition
-from launcher.cli.command_table import COMMANDS
+from launcher.cli.command_table import COMMANDS, load_command
 from launcher.cli.error_lines import tell
 from launcher.cli.find_run import find_run, read_record, read_state
 from launcher.cli.options.completion import complete_runs
@@ -34,7 +34,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     An OPTION of launch after RUN replaces that of the run, such as --restarts 10. If RUN didn't succeed, the built-in
     trainer continues from its checkpoints; a script finds RUN in the variable LAUNCH_AGAIN_OF.
     """
-    from launcher.cli.command_group import launch
+    from launcher.cli.main import launch
 
     has_run = bool(words) and not words[0].startswith("-")
     found = find_run(words[0] if has_run else None)
@@ -49,7 +49,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
         anyhow = f"start another one with {repetition.command_line(origin, typed.line)}"
         raise UsageError(f"run {found.id} {said}", f"stop it with launch stop {found.id}, or {anyhow}")
     continues = row.state != "finished"
-    given, others = repetition.parse_options(repetition.load_command(typed.command), words[has_run:])
+    given, others = repetition.parse_options(load_command(typed.command), words[has_run:])
     if others:
         raise UsageError(f"launch again takes a run and options, got {shown(others[0])}", "see launch again --help")
     timely = repetition.drop_past(typed, origin)

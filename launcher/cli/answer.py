@@ -61,7 +61,7 @@ def _run(words: Sequence[str], streams: OutputStreams) -> int:
     """Run a command, given by its words after `launch`, and return its exit code."""
     if words[0] == ASK:
         return answer(RunList.of_user(os.environ).find(words[1]), words[2], streams)
-    from launcher.cli.command_group import launch
+    from launcher.cli.main import launch
 
     try:
         code: int = launch.main([*words], prog_name="launch", standalone_mode=False, obj=streams)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import click
 
-# heading of the list -> name -> (module, one line for the list)
+# heading of the list -> name -> (module, and the name there unless that is `command`; one line for the list)
 GROUPS = {
     "Run": {
         "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default)."),
-        "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
+        "singlenode": ("launcher.cli.this_machine:singlenode", "Run SCRIPT on this machine only, without SSH."),
         "again": ("launcher.cli.again", "Start an earlier run again, as it was typed."),
     },
     "Follow": {
@@ -19,23 +20,23 @@ GROUPS = {
         "top": ("launcher.cli.top", "Show what the GPUs of all hosts do now."),
         "attach": ("launcher.cli.attach", "Show the output of a run until it ends."),
         "logs": ("launcher.cli.logs", "Print the logs of a run."),
-        "wait": ("launcher.cli.wait", "Wait until a run ends, and exit with its exit code."),
+        "wait": ("launcher.cli.stop:wait", "Wait until a run ends, and exit with its exit code."),
         "stop": ("launcher.cli.stop", "Stop a run, as Ctrl-C in its terminal does."),
         "fetch": ("launcher.cli.fetch", "Copy the logs of a run from its controller host."),
         "report": ("launcher.cli.report", "Make a page of a run: its cause, attempts and plots."),
     },
     "Hosts": {
-        "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
-        "free": ("launcher.cli.free", "Show which GPUs are free, and who uses the others."),
-        "clean": ("launcher.cli.clean", "Stop and remove leftovers of your earlier runs."),
-        "exec": ("launcher.cli.exec", "Run a plain command on every host."),
+        "check": ("launcher.cli.host_commands:check", "Compare the hosts and find what would break a run."),
+        "free": ("launcher.cli.host_commands:free", "Show which GPUs are free, and who uses the others."),
+        "clean": ("launcher.cli.host_commands:clean", "Stop and remove leftovers of your earlier runs."),
+        "exec": ("launcher.cli.host_commands:execute", "Run a plain command on every host."),
     },
     "Try": {
-        "demo": ("launcher.cli.demo", "Train on two hosts, each of which is this machine."),
+        "demo": ("launcher.cli.this_machine:demo", "Train on two hosts, each of which is this machine."),
     },
     "Also": {  # named in one line
-        "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
-        "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
+        "node": ("launcher.cli.this_machine:node", "Run this machine's share of a run started by hand."),
+        "hosts": ("launcher.cli.host_commands:hosts", "Show the hosts as launch reads them."),
         "completion": ("launcher.cli.completion", "Print the script that completes command lines in a shell."),
     },
 }
@@ -44,11 +45,7 @@ DEFAULT_COMMAND = "run"
 
 # What help of a command, or of `launch` itself, shows. A test plans or parses each of them.
 EXAMPLES = {
-    "launch": (  # there are lines for two
-        "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
-        "launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py",
-    ),
-    "run": (
+    "run": (  # and of `launch` itself, whose help has lines for two
         "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
         "launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py",
     ),
@@ -129,6 +126,13 @@ EXAMPLES = {
         "test-distributed 8 --hosts gpu1,gpu2",
     ),
 }
+
+
+def load_command(name: str) -> click.Command:
+    """Return a command of `launch`, whose module is imported only now: `launch --help` is quick."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute or "command")
+    return command
 
 
 def write_examples(name: str, formatter: click.HelpFormatter) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
 from launcher.cli.find_run import ASK
+from launcher.cli.host_commands import hold_session
 from launcher.cli.options.request import Request
 from launcher.cli.repetition import describe_origin, keep_origin, keep_version, name_continued
 from launcher.cli.runner import make_console
-from launcher.cli.sessions import hold_session, make_settings
 from launcher.clock import wall_clock
 from launcher.commands.sync import sync
 from launcher.controller.orders import Control
@@ -118,8 +118,10 @@ def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, r
         refuse_problems(sent.findings)
 
     farewell = "launch: stopped by you; nothing was started"
-    settings = make_settings("sync", job.timeouts, job.env, loader_pythons(job.python))
-    return hold_session([controller], open_transport, settings, console, send, lambda _: 0, farewell=farewell)
+    return hold_session(
+        "sync", [controller], open_transport, console, send, lambda _: 0,
+        timeouts=job.timeouts, env=job.env, pythons=loader_pythons(job.python), farewell=farewell,
+    )  # fmt: skip
 
 
 def _gather(planting: Planting, hosts: Sequence[Host], request: Request) -> str:

@@ -6,7 +6,6 @@ No secret is kept: of --env only the name, so that the value comes from the envi
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import pwd
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
+from launcher.cli.command_table import DEFAULT_COMMAND, load_command
 from launcher.cli.error_lines import tell
 from launcher.cli.mistakes import part_words
 from launcher.cli.options.help import TYPED_WORDS
@@ -87,12 +86,6 @@ class Typed:
     def line(self) -> list[str]:
         """The words to type, after `launch`."""
         return [*([] if self.command == DEFAULT_COMMAND else [self.command]), *self.rest]
-
-
-def load_command(name: str) -> click.Command:
-    """Return a command of `launch`."""
-    command: click.Command = importlib.import_module(COMMANDS[name][0]).command
-    return command
 
 
 def parse_options(command: click.Command, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

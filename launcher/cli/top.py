@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,8 +27,10 @@ from launcher.output.lines import STDERR
 if TYPE_CHECKING:
     from launcher.commands.top import Show
     from launcher.commands.top_screen import RunNow
+    from launcher.output.console import Console
     from launcher.output.style import Line
     from launcher.runs.run_list import ListedRun, RemoteRun
+    from launcher.session.session import Session
 
 _LINES_BELOW = 1  # the table
 
@@ -110,19 +112,13 @@ class _DoneError(Exception):
 
 
 def _watch_hosts(request: Request, show: Show, *, once: bool) -> int:
-    from launcher.cli.host_choice import choose_opener, read_hosts
-    from launcher.cli.sessions import find_pythons, hold_session, make_settings
+    from launcher.cli.host_commands import act_on_hosts
     from launcher.commands.top import watch_hosts
-    from launcher.output.console import Console
-    from launcher.output.output_streams import find_streams
 
-    hosts = read_hosts(request)
-    open_transport = choose_opener(request.reach, hosts, python=request.python)
-    console = Console(hosts, find_streams(os.environ), is_patient=True)
-    settings = make_settings("top", request.timeouts, {}, find_pythons(request.python))
-    return hold_session(
-        hosts, open_transport, settings, console, partial(watch_hosts, show=show, once=once), lambda code: code
-    )
+    async def watch(session: Session, console: Console) -> int:
+        return await watch_hosts(session, show=show, once=once)
+
+    return act_on_hosts("top", replace(request, as_json=False), watch, lambda console, code: code)
 
 
 def _print_table(title: str) -> Show:

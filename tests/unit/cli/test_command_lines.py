@@ -26,7 +26,6 @@ from typing import Any
 import click
 import pytest
 
-from launcher.cli import command_group
 from launcher.cli import main as cli
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, EXAMPLES
 from launcher.cli.host_choice import read_hosts
@@ -115,8 +114,8 @@ def split(line: str) -> tuple[str, list[str]]:
 def load(name: str) -> tuple[click.Command, click.Context | None]:
     if name == "test-distributed":
         return test_distributed, None
-    parent = click.Context(command_group.launch, info_name="launch", **command_group.launch.context_settings)
-    command = command_group.launch.get_command(parent, name)
+    parent = click.Context(cli.launch, info_name="launch", **cli.launch.context_settings)
+    command = cli.launch.get_command(parent, name)
     assert command is not None
     return command, parent
 

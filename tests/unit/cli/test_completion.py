@@ -11,8 +11,8 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from launcher.cli import main as cli
 from launcher.cli import test_distributed as other_program
-from launcher.cli.command_group import launch
 from launcher.cli.completion import INSTALL
+from launcher.cli.main import launch
 from launcher.errors import EXIT_USAGE
 
 ROOT = Path(__file__).parents[3]

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines.repositories import make_repository
 
-from launcher.cli.command_group import launch
+from launcher.cli.command_table import load_command
+from launcher.cli.main import launch
 from launcher.cli.options.request import Request
 from launcher.cli.repetition import (
     Typed,
     drop_past,
     keep_origin,
     lacks_secret,
-    load_command,
     override,
     parse_options,
     read_typed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -16,12 +15,13 @@ import click
 import pytest
 
 from launcher.api.options import as_words
-from launcher.cli.command_table import COMMANDS
+from launcher.cli.command_table import COMMANDS, load_command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option, Request
 from launcher.cli.options.sources import gather, make_request, settle
 from launcher.cli.repetition import parse_options, typed_of
 from launcher.cli.run import command as run_command
+from launcher.cli.test_distributed import command as test_distributed
 from launcher.job.job import Timeouts
 from launcher.transports.base import TransportSettings
 
@@ -193,18 +193,17 @@ def test_every_field_of_the_request_is_used() -> None:
     assert {field.name for field in fields(Request)} - read == {"no_queue"}
 
 
-@pytest.mark.parametrize("module", [*(path for path, _ in COMMANDS.values()), "launcher.cli.test_distributed"])
-def test_a_command_takes_each_of_its_options(module: str) -> None:
-    command = importlib.import_module(module).command
+@pytest.mark.parametrize("command", [*map(load_command, COMMANDS), test_distributed], ids=lambda command: command.name)
+def test_a_command_takes_each_of_its_options(command: click.Command) -> None:
     taken = {name.removesuffix("_s") for name in get_annotations(command.callback)}
     known = taken | (FIELDS.keys() if "request" in taken else set())
     assert {parameter.name for parameter in command.params} - known <= {"config"}
 
 
-@pytest.mark.parametrize("module", [*(path for path, _ in COMMANDS.values()), "launcher.cli.test_distributed"])
-def test_an_option_of_several_commands_is_one_to_launcher_toml(module: str) -> None:
+@pytest.mark.parametrize("command", [*map(load_command, COMMANDS), test_distributed], ids=lambda command: command.name)
+def test_an_option_of_several_commands_is_one_to_launcher_toml(command: click.Command) -> None:
     """A command may word the help of an option anew; the rest is looked up by its name."""
-    for option in importlib.import_module(module).command.params:
+    for option in command.params:
         if isinstance(option, Option) and option.in_file:
             assert option.place == KEYS[option.name].place
 
