@@ -91,7 +91,7 @@ def _find_code(listing: bytes | None, run_id: str, origin: dict[str, object]) ->
 def _tell_written(found: ListedRun | RemoteRun, typed: repetition.Typed) -> None:
     """Print what the run left next to its code, where this one, in a new directory, doesn't find it."""
     try:
-        result = read_record(found, may_ask=False).result
+        result = read_record(found).result
     except (LauncherError, click.exceptions.Exit):
         return  # its host is off
     root, *names = next(iter(result.written.values()), ("",)) if result is not None else ("",)

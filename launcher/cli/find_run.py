@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +48,7 @@ from launcher.runs.run_list import (
     name_runs,
 )
 from launcher.runs.run_rows import RunRow, make_row, read_row
-from launcher.wording import age, count
+from launcher.wording import age
 
 if TYPE_CHECKING:
     from launcher.controller.remote_launcher import RemoteLauncher
@@ -58,9 +59,8 @@ _AT_ONCE_S = 2.0  # for the next host to answer, before it is said who is waited
 _MOST_LINE_BYTES = 16_000_000
 _MOST_SAID = 2000
 ASK = "ask"  # to a launch elsewhere, instead of a command: answer a question about a run, see launcher.cli.answer
-_UNREADABLE = "sent a row that can't be read"
-_Answer = tuple[list[RunRow], int]  # of a host: its rows, and how many can't be read
 _TakenT = TypeVar("_TakenT")
+_Answers = SimpleQueue[tuple[Way, "list[RunRow] | HostFailure"]]
 
 _OPTIONS = (
     option(
@@ -121,7 +121,7 @@ def _list_there(controller: str, ssh_config: Path | None) -> list[RemoteRun]:
     if len(ways) != 1:
         raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
     with _asking(ways[0]) as launcher:
-        rows, _ = _ask_rows(launcher)
+        rows = _ask_rows(launcher)
     return [RemoteRun(row.run, ways[0], row.name, seen=Sighting(time.time(), row)) for row in rows]
 
 
@@ -148,11 +148,9 @@ def carry_out(found: ListedRun | RemoteRun, question: str) -> int:
     return _ask_there(found, words, lambda launcher: launcher.copy_output(is_of_a_run=False) or 0)
 
 
-def _ask_there(
-    found: RemoteRun, words: tuple[str, ...], take: Callable[[RemoteLauncher], _TakenT], *, may_ask: bool = True
-) -> _TakenT:
+def _ask_there(found: RemoteRun, words: tuple[str, ...], take: Callable[[RemoteLauncher], _TakenT]) -> _TakenT:
     """Run a command on the host that controls a run, and return what is taken of its output."""
-    with _asking(found.way, found, may_ask=may_ask) as launcher:
+    with _asking(found.way, found) as launcher:
         launcher.ask(words, own_streams())
         taken = take(launcher)
     if launcher.is_unknown:
@@ -203,14 +201,11 @@ def _list_active() -> list[ListedRun | RemoteRun]:
     return [run for run in runs if run.is_alive or (isinstance(run, RemoteRun) and run.row is None)]
 
 
-def ask_value(run: ListedRun | RemoteRun, question: str, *, may_ask: bool = True) -> Any:
-    """Return what `run_answers.find_value` says of a run, here or where it is controlled.
-
-    Raise LauncherError if that can't be had. may_ask: for a password.
-    """
+def ask_value(run: ListedRun | RemoteRun, question: str) -> Any:
+    """Return what `run_answers.find_value` says of a run, here or where it is controlled; raise LauncherError."""
     if isinstance(run, ListedRun):
         return find_value(run, question)
-    data = _ask_there(run, (ASK, run.id, question), _read_all, may_ask=may_ask)
+    data = _ask_there(run, (ASK, run.id, question), _read_all)
     try:
         return load_json(data)
     except ValueError:
@@ -252,15 +247,12 @@ class ControllerLost(LauncherError):
 
 
 @contextlib.contextmanager
-def _asking(way: Way, run: RemoteRun | None = None, *, may_ask: bool = True) -> Iterator[RemoteLauncher]:
-    """Yield this package's code, running where the way leads; raise ControllerLost.
-
-    run: what is asked about; may_ask: for a password.
-    """
+def _asking(way: Way, run: RemoteRun | None = None) -> Iterator[RemoteLauncher]:
+    """Yield this package's code, running where the way leads; raise ControllerLost. run: what is asked about."""
     from launcher.transports.base import TransportError
 
     try:
-        with contextlib.closing(_prepare(way, may_ask=may_ask)()) as launcher:
+        with contextlib.closing(_prepare(way)()) as launcher:
             yield launcher
     except TransportError as error:
         known = _describe_unreached(run) if run is not None else ""
@@ -279,9 +271,9 @@ def _describe_unreached(run: RemoteRun) -> str:
     )
 
 
-def read_record(run: ListedRun | RemoteRun, *, may_ask: bool = True) -> RunJson:
+def read_record(run: ListedRun | RemoteRun) -> RunJson:
     """Return the run.json of a run, see ask_value."""
-    return read_run_json(ask_value(run, "record", may_ask=may_ask))
+    return read_run_json(ask_value(run, "record"))
 
 
 def read_state(run: ListedRun | RemoteRun) -> RunRow:
@@ -305,16 +297,15 @@ def _by_age(row: RunRow) -> float:
     return row.age_s
 
 
-def read_row_of(run: RemoteRun, answers: Mapping[Way, _Answer], now: float) -> RunRow:
+def read_row_of(run: RemoteRun, answers: Mapping[Way, list[RunRow]], now: float) -> RunRow:
     """Return the row of a run elsewhere; if its host gave none, only what is known here, and why."""
     if run.row is not None:
         return _complete(run, run.row, now)
-    rows, unread = answers.get(run.way, ([], 0))
-    found = next((row for row in rows if row.run == run.id), None)
+    found = next((row for row in answers.get(run.way, ()) if row.run == run.id), None)
     if found is not None:
         RunList.of_user(os.environ).note_seen(run, found)
         return _complete(run, found, now)
-    why = "doesn't answer" if run.way not in answers else "knows nothing of it" if not unread else _UNREADABLE
+    why = "knows nothing of it" if run.way in answers else "doesn't answer"
     known = "; ".join(filter(None, [why, _describe_sighting(run, now)]))
     return _complete(run, RunRow(run=run.id, state="unknown", last_line=known), now)
 
@@ -336,7 +327,7 @@ def read_rows_of(hosts: str, ssh_config: Path | None) -> tuple[list[RunRow], lis
     """Return the rows of the runs that these hosts control, and lines about hosts that don't answer."""
     answers, failures = _ask_for_rows(_read_ways(hosts, "--hosts", ssh_config))
     rows: dict[tuple[str, str], RunRow] = {}
-    for row in (row for found, _ in answers.values() for row in found):
+    for row in (row for found in answers.values() for row in found):
         place = row.controller, row.run  # with one home directory for all hosts, each of them lists all runs
         if place not in rows or rows[place].state == "unknown":
             rows[place] = row
@@ -352,12 +343,12 @@ def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
     return [Way(host.name, host.user, host.port, ssh_config=config) for host in named]
 
 
-def _ask_for_rows(ways: Collection[Way]) -> tuple[dict[Way, _Answer], list[str]]:
+def _ask_for_rows(ways: Collection[Way]) -> tuple[dict[Way, list[RunRow]], list[str]]:
     """Ask all of them at once for their rows; return what each has answered, and lines about the others."""
-    answers: SimpleQueue[tuple[Way, _Answer | HostFailure]] = SimpleQueue()
+    answers: _Answers = SimpleQueue()
     for way in ways:
-        start_thread(_asker(way, answers), f"ask {way.name}", lambda error: None)
-    found: dict[Way, _Answer] = {}
+        _begin_to_ask(way, answers)
+    found: dict[Way, list[RunRow]] = {}
     failures: list[HostFailure] = []
     late = dict.fromkeys(ways)
     patience_s: float | None = _AT_ONCE_S
@@ -373,33 +364,28 @@ def _ask_for_rows(ways: Collection[Way]) -> tuple[dict[Way, _Answer], list[str]]
             failures.append(answer)
         else:
             found[way] = answer
-    unread = [
-        f"launch: {count(number, 'row')} of {way.name} can't be read" for way, (_, number) in found.items() if number
-    ]
-    return found, [*failure_lines(failures), *unread]
+    return found, failure_lines(failures)
 
 
-def _asker(way: Way, answers: SimpleQueue[tuple[Way, _Answer | HostFailure]]) -> Callable[[], object]:
+def _begin_to_ask(way: Way, answers: _Answers) -> None:
     try:
-        connect = _prepare(way)
+        start_thread(partial(_try_for_rows, way, _prepare(way), answers), f"ask {way.name}", lambda error: None)
     except LauncherError as error:  # such as an ssh_config that was removed since
-        failure = HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)
-        return lambda: answers.put((way, failure))
-    return lambda: answers.put((way, _try_for_rows(way, connect)))
+        answers.put((way, HostFailure(way.name, HostFailureKind.CONFIGURATION, error.message, error.fix)))
 
 
-def _try_for_rows(way: Way, connect: Callable[[], RemoteLauncher]) -> _Answer | HostFailure:
-    """Return the rows of a host, or why there are none: whoever waits must get something."""
+def _try_for_rows(way: Way, connect: Callable[[], RemoteLauncher], answers: _Answers) -> None:
+    """Put the rows of a host, or why there are none: whoever waits must get something."""
     from launcher.transports.base import failure_of
 
     try:
         with contextlib.closing(connect()) as launcher:
-            return _ask_rows(launcher)
+            answers.put((way, _ask_rows(launcher)))
     except Exception as error:  # noqa: BLE001 - it becomes a value, whatever it is
-        return failure_of(way.name, error)
+        answers.put((way, failure_of(way.name, error)))
 
 
-def _ask_rows(launcher: RemoteLauncher) -> _Answer:
+def _ask_rows(launcher: RemoteLauncher) -> list[RunRow]:
     launcher.ask(("ps", "--all", "--json"), own_streams())
     try:
         return read_answer(launcher.read_output())
@@ -407,29 +393,28 @@ def _ask_rows(launcher: RemoteLauncher) -> _Answer:
         raise unreadable(launcher.host.name) from None
 
 
-def read_answer(data: bytes) -> _Answer:
-    """Return the rows in what a host has answered, and how many others can't be read; raise ValueError for no JSON."""
+def read_answer(data: bytes) -> list[RunRow]:
+    """Return the rows in what a host has answered, without those that can't be one; raise ValueError for no JSON."""
     found = load_json(data or b"[]")
-    all_rows = found if isinstance(found, list) else [found]
-    rows = [row for each in all_rows if (row := read_row(each)) is not None]
-    return rows, len(all_rows) - len(rows)
+    rows = map(read_row, found if isinstance(found, list) else [])
+    return [row for row in rows if row is not None]
 
 
-def _prepare(way: Way, *, may_ask: bool = True) -> Callable[[], RemoteLauncher]:
-    """Return what connects, which any thread may do; may_ask: this one may ask for a password."""
+def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
+    """Return what connects, which any thread may do."""
     from launcher.controller.remote_launcher import RemoteLauncher
     from launcher.session.settings import loader_pythons
 
-    transport, pythons = open_way(way, may_ask=may_ask), loader_pythons(way.python)
+    transport, pythons = open_way(way), loader_pythons(way.python)
     return lambda: RemoteLauncher(transport, way.host, pythons, CONNECT_TIMEOUT_S)
 
 
 @functools.cache
-def open_way(way: Way, *, may_ask: bool = True) -> Transport:
-    """Return the transport to the host that controls a run; may_ask: for a password, once for all its logins."""
+def open_way(way: Way) -> Transport:
+    """Return the transport to the host that controls a run, one for all its logins."""
     from launcher.cli.host_choice import choose_opener
     from launcher.transports.base import TransportSettings
 
     settings = TransportSettings(way.transport, Path(way.ssh_config) if way.ssh_config else None, silence_s=0.0)
-    open_transport = choose_opener(settings, [way.host], python=way.python, may_ask=may_ask)
+    open_transport = choose_opener(settings, [way.host], python=way.python)
     return open_transport([way.host], lambda text: None)

@@ -131,25 +131,21 @@ def choose_controller(request: Request, hosts: Sequence[Host], spares: Sequence[
     return known.get(name_key(named[0].name), named[0])
 
 
-def choose_opener(
-    settings: TransportSettings, hosts: Sequence[Host], *, python: str | None, may_ask: bool = True
-) -> Opener:
+def choose_opener(settings: TransportSettings, hosts: Sequence[Host], *, python: str | None) -> Opener:
     """Return what opens the transport to the hosts; raise UsageError, before contacting any, if there is none.
 
-    `python`, if given, runs the supervisors; may_ask: for the password of --ask-password.
+    `python`, if given, runs the supervisors.
     """
     chosen, settings = choose_way(settings, hosts)
-    return make_opener(chosen, settings, python=python, may_ask=may_ask)
+    return make_opener(chosen, settings, python=python)
 
 
-def make_opener(
-    chosen: TransportEntry, settings: TransportSettings, *, python: str | None, may_ask: bool = True
-) -> Opener:
+def make_opener(chosen: TransportEntry, settings: TransportSettings, *, python: str | None) -> Opener:
     """Return what opens the chosen transport, as choose_opener does; ask for the password of --ask-password."""
     settings = replace(
         settings,
         may_boot=is_chosen("connect_timeout"),
-        password=_ask_password() if settings.ask_password and chosen is FABRIC and may_ask else None,
+        password=_ask_password() if settings.ask_password and chosen is FABRIC else None,
         variables=os.environ,
     )
 
