@@ -84,7 +84,7 @@ def act_on_hosts(
     streams = find_streams(os.environ)
     console = Console(hosts, streams, as_json=request.as_json, is_folding=is_folding, is_patient=True)
     return hold_session(
-        purpose, hosts, open_transport, console, partial(act, console=console), partial(report, console),
+        purpose, hosts, open_transport, console, lambda session: act(session, console), partial(report, console),
         timeouts=request.timeouts, env=env or {}, pythons=pythons, has_ranks=has_ranks,
     )  # fmt: skip
 

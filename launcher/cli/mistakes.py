@@ -33,7 +33,14 @@ _STARTERS = (
 )  # fmt: skip
 _SHELL_SCRIPTS = (".sh", ".bash")
 _ACTIONS = {option.flag for option in OPTIONS.values() if option.is_action}
-_RARE = {flag for option in OPTIONS.values() if option.is_rare for flag in (*option.opts, *option.secondary_opts)}
+# A script may well have options of these names; any other after the script is reported.
+_COMMON = {
+    "script", "include", "exclude", "num_nodes", "link", "gpus", "cpu", "is_module", "start", "workdir", "python",
+    "setup", "env", "master_addr", "master_port", "quiet", "ranks", "as_json", "log_dir", "verbose", "name",
+}  # fmt: skip
+_RARE = {
+    flag for option in OPTIONS.values() if option.name not in _COMMON for flag in option.opts + option.secondary_opts
+}
 _HOSTS = {OPTIONS[name].flag for name in NAME_HOSTS}
 _VALUE = re.compile(r"(.*) is not (?:in the range|a valid integer)", re.DOTALL)
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)

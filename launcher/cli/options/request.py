@@ -62,7 +62,6 @@ class Option(click.Option):
     rivals: options that it contradicts. The command line wins over launcher.toml, even if the two are different ones.
     needs: the option without which it has no effect.
     is_action: it changes what is done, not how; after the script it is refused.
-    is_rare: a script is unlikely to have an option of this name; after the script it is reported.
     is_secret: its value is shown nowhere.
     A switch that launcher.toml may set has a second form, which turns it off: `--no-detach`. Help doesn't show it.
     known_as: its names in torchrun, DeepSpeed, mpirun, pdsh and similar programs.
@@ -73,8 +72,8 @@ class Option(click.Option):
     def __init__(
         self, names: Sequence[str], *, heading: str = "General",
         in_file: bool = False, place: Place | None = None,
-        rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_rare: bool = False,
-        is_secret: bool = False, known_as: Sequence[str] = (), **attributes: Any,
+        rivals: Sequence[str] = (), needs: str = "", is_action: bool = False, is_secret: bool = False,
+        known_as: Sequence[str] = (), **attributes: Any,
     ) -> None:  # fmt: skip
         has_off = in_file and attributes.get("is_flag", False)
         super().__init__([*names[:-1], f"{names[-1]}/{_turn_off(names[-1])}"] if has_off else names, **attributes)
@@ -85,7 +84,6 @@ class Option(click.Option):
         self.rivals = rivals
         self.needs = needs
         self.is_action = is_action
-        self.is_rare = is_rare
         self.is_secret = is_secret
         self.known_as = known_as
 
@@ -272,9 +270,9 @@ def _check_name(ctx: click.Context, param: click.Parameter, name: str | None) ->
     return name
 
 
-def _option(*names: str, **attributes: Any) -> Any:
+def _option(*names: str, in_file: bool = True, **attributes: Any) -> Any:
     """Declare a field, and the option whose value it has; it has the same default."""
-    option, default = Option(names, **attributes), attributes.get("default")
+    option, default = Option(names, in_file=in_file, **attributes), attributes.get("default")
     if default is None:
         default = () if option.multiple else False if option.is_flag else None
     return field(
@@ -298,280 +296,255 @@ class Request:
 
     # Which hosts, as typed; `host_choice.read_hosts` turns them into hosts, those of the Slurm job if none are named.
     hosts: str | None = _option(
-        "--hosts", metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.",
-        heading="Hosts", in_file=True, rivals=["hostfile"], shell_complete=complete_hosts,
-        known_as=["host", "H", "w", "nodelist"],
+        "--hosts", metavar="LIST", help="Hosts in rank order, such as a,b,gpu[1-4] or user@c.", heading="Hosts",
+        rivals=["hostfile"], shell_complete=complete_hosts, known_as=["host", "H", "w", "nodelist"],
     )
     hostfile: Path | None = _option(
-        "--hostfile", metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.",
-        heading="Hosts", in_file=True, place=Place.HERE, known_as=["machinefile"],
+        "--hostfile", metavar="FILE", type=FILE, help="Read the hosts from FILE, one per line.", heading="Hosts",
+        place=Place.HERE, known_as=["machinefile"],
     )
     include: str | None = _option(
-        "--include", metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.",
-        heading="Hosts", in_file=True, rivals=["exclude"], shell_complete=complete_hosts,
+        "--include", metavar="LIST", help="Use only these hosts or GPUs: gpu[1-4] or a:0,1@b.", heading="Hosts",
+        rivals=["exclude"], shell_complete=complete_hosts,
     )
     exclude: str | None = _option(
-        "--exclude", metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.",
-        heading="Hosts", in_file=True, shell_complete=complete_hosts,
+        "--exclude", metavar="LIST", help="Exclude these hosts or GPUs: gpu3 or a:0,1@b.", heading="Hosts",
+        shell_complete=complete_hosts,
     )
     num_nodes: int | None = _option(
         "--num-nodes", metavar="N", type=HOSTS_OF_RUN, help="Use only the first N hosts.  [default: all]",
-        heading="Hosts", in_file=True, known_as=["nnodes", "num-machines", "nodes", "N"],
+        heading="Hosts", known_as=["nnodes", "num-machines", "nodes", "N"],
     )
 
     transport: str | None = _option(
         "--transport", metavar="NAME", type=click.Choice(list(TRANSPORTS)),
         help="Reach the hosts with fabric, ssh, pdsh or srun.  [default: fabric; in a Slurm job, srun]",
-        heading="Hosts", in_file=True, is_rare=True, known_as=["launcher", "R"],
+        heading="Hosts", known_as=["launcher", "R"],
     )
     ssh_config: Path | None = _option(
         "--ssh-config", metavar="FILE", type=FILE, help="SSH client configuration.  [default: ~/.ssh/config]",
-        heading="Hosts", in_file=True, place=Place.HERE,
-        is_rare=True,
+        heading="Hosts", place=Place.HERE,
     )
     enter: str | None = _option(
         "--enter", metavar="CMD", type=_ENTERING,
-        help="Run everything on each host inside CMD, such as 'docker exec -i train'.",
-        heading="Hosts", in_file=True, is_rare=True,
+        help="Run everything on each host inside CMD, such as 'docker exec -i train'.", heading="Hosts",
     )
     ask_password: bool = _option(
-        "--ask-password", is_flag=True, help="Ask once for the password of hosts without a key.",
-        heading="Hosts", in_file=True, is_rare=True,
+        "--ask-password", is_flag=True, help="Ask once for the password of hosts without a key.", heading="Hosts",
     )
     connect_timeout_s: float = _option(
         "--connect-timeout", metavar="T", type=_Duration(0.1), default=_WAIT.connect_timeout_s,
         help="Maximum time to reach a host; if given, wait for its boot too."
         f"  [default: {_WAIT.connect_timeout_s:g}s]",
-        heading="Hosts", in_file=True, is_rare=True,
+        heading="Hosts",
     )
     silence_s: float = _option(
         "--silence", metavar="T", type=_Duration(0.5, most_days=1), default=_WAIT.silence_s,
-        help=f"Maximum time without a heartbeat.  [default: {_WAIT.silence_s:g}s]",
-        heading="Network", in_file=True, is_rare=True,
+        help=f"Maximum time without a heartbeat.  [default: {_WAIT.silence_s:g}s]", heading="Network",
     )
     stop_timeout_s: float = _option(
         "--stop-timeout", metavar="T", type=_Duration(0), default=_WAIT.stop_timeout_s,
         help=f"Time between SIGTERM and SIGKILL.  [default: {_WAIT.stop_timeout_s:g}s]",
-        heading="Stopping and restarts", in_file=True, is_rare=True, known_as=["shutdown-timeout"],
+        heading="Stopping and restarts", known_as=["shutdown-timeout"],
     )
 
     sync: str | None = _option(  # the directory; "": the repository or directory that we are in; None: it isn't sent
         "--sync", metavar="[DIR]", type=CodeFolder(),
-        help="Send the code in DIR and run it there.  [default DIR: the repository]",
-        heading="Code", is_rare=True,
-        in_file=True, place=Place.HERE,
+        help="Send the code in DIR and run it there.  [default DIR: the repository]", heading="Code", place=Place.HERE,
     )
     no_sync: bool = _option(  # instead, if a file says so
-        "--no-sync", is_flag=True, help="Run the code on the hosts, even if launcher.toml has sync.",
-        heading="Code", rivals=["sync"], is_rare=True,
+        "--no-sync", is_flag=True, help="Run the code on the hosts, even if launcher.toml has sync.", heading="Code",
+        rivals=["sync"], in_file=False,
     )
     sync_limit: int = _option(  # bytes
         "--sync-limit", metavar="SIZE", type=_Size(), default="100MB",
-        help="Maximum size of the code, such as 500MB.  [default: 100MB]",
-        heading="Code", in_file=True, needs="sync", is_rare=True,
+        help="Maximum size of the code, such as 500MB.  [default: 100MB]", heading="Code", needs="sync",
     )
     link: tuple[str, ...] = _option(  # each NAME=PATH
         "--link", metavar="NAME=PATH", multiple=True, help="Link NAME in the code to a directory of the hosts.",
-        heading="Code", in_file=True, needs="sync",
+        heading="Code", needs="sync",
     )
 
     # `job_request.read_job` makes a Job of these.
     gpus: int | None = _option(  # None: auto
         "--gpus", metavar="N|auto", type=_Gpus(), default="auto", show_default=True,
-        help="GPUs per host, one process each.",
-        heading="Processes", in_file=True, rivals=["nproc", "cpu"],
+        help="GPUs per host, one process each.", heading="Processes", rivals=["nproc", "cpu"],
         known_as=["nproc-per-node", "num-gpus", "gpus-per-node", "ntasks-per-node", "gres"],
     )
     nproc: int | None = _option(
-        "--nproc", metavar="N", type=PROCESSES, help="Processes per host.  [default: one per GPU]",
-        heading="Processes", in_file=True, is_rare=True,
+        "--nproc", metavar="N", type=PROCESSES, help="Processes per host.  [default: one per GPU]", heading="Processes",
     )
     cpu: bool = _option(
-        "--cpu", is_flag=True, help="Train on CPUs with gloo; set --nproc as well.",
-        heading="Processes", in_file=True,
+        "--cpu", is_flag=True, help="Train on CPUs with gloo; set --nproc as well.", heading="Processes",
     )
     is_module: bool = _option(
         "-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does.",
-        heading="Processes",
+        heading="Processes", in_file=False,
     )
     no_python: bool = _option(
-        "--no-python", is_flag=True, help="Run SCRIPT as a command, which needs no torch.",
-        heading="Processes", is_rare=True,
+        "--no-python", is_flag=True, help="Run SCRIPT as a command, which needs no torch.", heading="Processes",
+        in_file=False,
     )
     start: Start = _option(
         "--start", type=click.Choice(get_args(Start)), metavar="MODE", default="torchrun",
         help="torchrun; warm: one Python imports torch, then forks the ranks; plain: no torchrun, for torch before 2.0."
         "  [default: torchrun]",
-        heading="Processes", in_file=True,
+        heading="Processes",
     )
     no_numa: bool = _option(
-        "--no-numa", is_flag=True, help="Let ranks use all CPUs, not only those near their GPUs.",
-        heading="Processes", in_file=True, is_rare=True,
+        "--no-numa", is_flag=True, help="Let ranks use all CPUs, not only those near their GPUs.", heading="Processes",
     )
     workdir: str | None = _option(
         "--workdir", metavar="DIR", help="Directory to run in, relative to this one.  [default: .]",
-        heading="Processes", in_file=True,
-        place=Place.HERE, known_as=["chdir", "cwd", "wdir", "wd"],
+        heading="Processes", place=Place.HERE, known_as=["chdir", "cwd", "wdir", "wd"],
     )
     # One Python at most, after the lines of --setup; `job_request.read_activation` refuses several.
     python: str | None = _option(
-        "--python", metavar="PATH", help="Python of the ranks.  [default: the first with torch]",
-        heading="Environment", in_file=True, place=Place.SEARCHED, rivals=["venv", "conda"],
+        "--python", metavar="PATH", help="Python of the ranks.  [default: the first with torch]", heading="Environment",
+        place=Place.SEARCHED, rivals=["venv", "conda"],
     )
     venv: str | None = _option(
         "--venv", metavar="DIR", shell_complete=complete_files, help="Use this virtual environment.",
-        heading="Environment", in_file=True, place=Place.HOSTS, rivals=["conda"], is_rare=True,
+        heading="Environment", place=Place.HOSTS, rivals=["conda"],
     )
     conda: str | None = _option(
-        "--conda", metavar="ENV", help="Use this conda environment, by name or path.",
-        heading="Environment", in_file=True, place=Place.SEARCHED, is_rare=True,
+        "--conda", metavar="ENV", help="Use this conda environment, by name or path.", heading="Environment",
+        place=Place.SEARCHED,
     )
     setup: str | None = _option(
-        "--setup", metavar="CMD", help="Run CMD in bash on each host and use its environment.",
-        heading="Environment", in_file=True,
+        "--setup", metavar="CMD", help="Run CMD in bash on each host and use its environment.", heading="Environment",
     )
     env: tuple[str, ...] = _option(  # each K=V, or K for the value on the launch host
         "--env", metavar="K[=V]", multiple=True, help="Set a variable for the ranks; without =V, forward yours.",
-        heading="Environment",
-        in_file=True, known_as=["x", "export"],
+        heading="Environment", known_as=["x", "export"],
     )
     env_file: tuple[Path, ...] = _option(
         "--env-file", metavar="FILE", multiple=True, type=FILE,
-        help="Set the variables of a dotenv file for the ranks.",
-        heading="Environment", in_file=True, place=Place.HERE, is_rare=True,
+        help="Set the variables of a dotenv file for the ranks.", heading="Environment", place=Place.HERE,
     )
     master_addr: str | None = _option(
         "--master-addr", metavar="ADDR", help="Address of node 0.  [default: addr=, or the SSH address]",
-        heading="Network", in_file=True, known_as=["main-process-ip"],
+        heading="Network", known_as=["main-process-ip"],
     )
     master_port: int | None = _option(
-        "--master-port", metavar="PORT", type=click.IntRange(1, 65535),
-        help="Port of node 0.  [default: a free port]",
-        heading="Network", in_file=True, known_as=["main-process-port"],
+        "--master-port", metavar="PORT", type=click.IntRange(1, 65535), help="Port of node 0.  [default: a free port]",
+        heading="Network", known_as=["main-process-port"],
     )
     rdzv_timeout_s: float = _option(
         "--rdzv-timeout", metavar="T", type=_Duration(1), default=120,
-        help="Maximum time for all ranks to join.  [default: 120s]",
-        heading="Network", in_file=True, is_rare=True,
+        help="Maximum time for all ranks to join.  [default: 120s]", heading="Network",
     )
     hang_timeout_s: float | None = _option(  # None: auto
         "--hang-timeout", metavar="T|auto|off", type=_HangTimeout(0.1), default="auto", show_default=True,
-        help="Treat a run in which no rank prints for T as hung.",
-        heading="Stopping and restarts", in_file=True, is_rare=True,
+        help="Treat a run in which no rank prints for T as hung.", heading="Stopping and restarts",
     )
     on_hang: str | None = _option(
         "--on-hang", type=click.Choice([each.value for each in OnHang]),
         help="After the stacks, continue (tell), stop (end) or restart.  [default: tell for auto, else restart]",
-        heading="Stopping and restarts", in_file=True, is_rare=True,
+        heading="Stopping and restarts",
     )
     stacks: bool = _option(
         "--stacks/--no-stacks", default=True, show_default=True,
-        help="Let ranks write their stacks: at Ctrl-\\, and in a hang.",
-        heading="Stopping and restarts", in_file=True, is_rare=True,
+        help="Let ranks write their stacks: at Ctrl-\\, and in a hang.", heading="Stopping and restarts",
     )
 
     restarts: int = _option(
         "--restarts", metavar="N", type=click.IntRange(0, MOST_RESTARTS), default=0, show_default=True,
-        help="Restart a failed run, up to N times without progress.",
-        heading="Stopping and restarts", in_file=True, is_rare=True, known_as=["max-restarts"],
+        help="Restart a failed run, up to N times without progress.", heading="Stopping and restarts",
+        known_as=["max-restarts"],
     )
     progress_dir: str | None = _option(
         "--progress-dir", metavar="DIR",
         help="Count new files in DIR, where the script saves, as progress.  [default: 10 min of output]",
-        heading="Stopping and restarts", needs="restarts", is_rare=True,
-        in_file=True,
+        heading="Stopping and restarts", needs="restarts",
     )
     spares: int | None = _option(  # the last hosts; None: those that the hostfile marks
         "--spares", metavar="K", type=click.IntRange(0, MAX_HOSTS),
         help="Keep the last K hosts to replace failed ones.  [default: hosts marked spare, if any]",
-        heading="Stopping and restarts", in_file=True, needs="restarts", is_rare=True,
+        heading="Stopping and restarts", needs="restarts",
     )
     min_nodes: int | None = _option(
         "--min-nodes", metavar="M", type=HOSTS_OF_RUN,
-        help="If no spare is left, continue on M hosts or more.  [default: all]",
-        heading="Stopping and restarts", in_file=True, needs="restarts", is_rare=True,
+        help="If no spare is left, continue on M hosts or more.  [default: all]", heading="Stopping and restarts",
+        needs="restarts",
     )
 
     share: bool = _option(
-        "--share", is_flag=True, help="Start even on GPUs that other runs have claimed.",
-        heading="Checks", is_rare=True,
+        "--share", is_flag=True, help="Start even on GPUs that other runs have claimed.", heading="Checks",
+        in_file=False,
     )
     queue: float | Literal[""] | None = _option(  # for how long at most; "": without end; None: not at all
         "--queue", metavar="[T]", type=_Wait(1), help="Wait, T at most, for GPUs that others have claimed.",
-        heading="Checks", in_file=True, is_rare=True,
+        heading="Checks",
     )
     no_queue: bool = _option(  # instead, if a file says so
-        "--no-queue", is_flag=True, hidden=True, heading="Checks", rivals=["queue"], is_rare=True,
+        "--no-queue", is_flag=True, hidden=True, heading="Checks", rivals=["queue"], in_file=False,
     )
     until: str | None = _option(  # as typed: a local time
         "--until", metavar="TIME", help="Stop the run at TIME: 18:00, or '2026-11-27 18:00'.",
-        heading="Stopping and restarts", in_file=True, rivals=["for"], is_rare=True,
+        heading="Stopping and restarts", rivals=["for"],
     )
     for_s: float | None = _option(
         "--for", metavar="T", type=_Duration(1), help="Stop the run once its ranks have run for T, such as 6h.",
-        heading="Stopping and restarts", in_file=True, rivals=["until"], is_rare=True,
+        heading="Stopping and restarts", rivals=["until"],
     )
 
     dry_run: bool = _option(
-        "--dry-run", is_flag=True, help="Print the command and start nothing.",
-        heading="Checks", is_action=True,
+        "--dry-run", is_flag=True, help="Print the command and start nothing.", heading="Checks", is_action=True,
+        in_file=False,
     )
     check: bool = _option(
-        "--check", is_flag=True, help="With --dry-run, ask the hosts and print exact commands.",
-        heading="Checks", is_action=True,
+        "--check", is_flag=True, help="With --dry-run, ask the hosts and print exact commands.", heading="Checks",
+        is_action=True, in_file=False,
     )
     no_check: bool = _option(
-        "--no-check", is_flag=True, help="Skip every check that the run doesn't need.",
-        heading="Checks", in_file=True, is_rare=True,
+        "--no-check", is_flag=True, help="Skip every check that the run doesn't need.", heading="Checks",
     )
 
     quiet: bool = _option(
-        "-q", "--quiet", is_flag=True, help="Hide the ranks' output; it is still in the logs.",
-        heading="Output", in_file=True,
+        "-q", "--quiet", is_flag=True, help="Hide the ranks' output; it is still in the logs.", heading="Output",
     )
     ranks: str | None = _option(  # whose output is shown, separated by commas; None: all
-        "--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]",
-        heading="Output", in_file=True,
+        "--ranks", metavar="LIST", help="Show only these ranks' output, such as 0,8.  [default: all]", heading="Output",
     )
     as_json: bool = _option(
         "--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.", heading="Output",
+        in_file=False,
     )
     log_dir: Path = _option(
-        "--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True,
-        help="Directory for the logs.",
-        heading="Output", in_file=True, place=Place.HERE,
+        "--log-dir", metavar="DIR", type=FILE, default=Path("logs"), show_default=True, help="Directory for the logs.",
+        heading="Output", place=Place.HERE,
     )
     verbose: bool = _option(
-        "-v", "--verbose", is_flag=True, help="Show each host's command.", heading="Output",
+        "-v", "--verbose", is_flag=True, help="Show each host's command.", heading="Output", in_file=False,
     )
     name: str | None = _option(
         "--name", metavar="NAME", callback=_check_name, help="Name of the run, shown in messages and run.json.",
-        heading="Output",
+        heading="Output", in_file=False,
     )
     detach: bool = _option(  # leave the terminal once all ranks run
         "--detach", is_flag=True, help="Let the run continue without this terminal, once all its ranks run.",
-        heading="Background", is_rare=True,
-        in_file=True,
+        heading="Background",
     )
     controller: str | None = _option(  # the host that controls the run; "here": this machine; None: one of its hosts
         "--controller", metavar="HOST|here", shell_complete=complete_hosts,
         help="With --detach, the controller host (here: this machine).  [default: the last spare, or node 0]",
-        heading="Background", in_file=True, needs="detach", is_rare=True,
+        heading="Background", needs="detach",
     )
     notify: str | None = _option(  # a command for when the run ends or is started again
         "--notify", metavar="CMD", help="Run CMD in a shell when the run ends, restarts or waits long.",
-        heading="Background", in_file=True, is_secret=True, is_rare=True,
+        heading="Background", is_secret=True,
     )
 
     # What test-distributed tests.
     processes: int = 1  # on each host
     max_size: int | None = None  # MiB
     gpus_under_load_s: float | None = _option(
-        "--gpus-under-load", metavar="T", type=_Duration(0), heading="Checks", is_rare=True,
+        "--gpus-under-load", metavar="T", type=_Duration(0), heading="Checks", in_file=False,
     )
     timeout_s: float | None = _option(  # of a step
-        "--timeout", metavar="T", type=_Duration(1),
-        help="Maximum time for a step; joining gets more.  [default: 20s]", heading="Test", is_rare=True,
+        "--timeout", metavar="T", type=_Duration(1), help="Maximum time for a step; joining gets more.  [default: 20s]",
+        heading="Test", in_file=False,
     )
     # fmt: on
 
