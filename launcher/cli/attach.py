@@ -18,7 +18,6 @@ from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.errors import LauncherError
 from launcher.output.log_reader import Choice, JsonPrinter, LogPrinter, RunLogs, ScreenPrinter, follow
-from launcher.output.log_writer import find_live_output
 from launcher.runs.run_list import ListedRun
 
 _LAST_LINES = 20
@@ -75,8 +74,7 @@ def attach(run: ListedRun, *, as_json: bool = False, host: str | None = None) ->
     if as_json:
         _emit("attached", run, controller=host, logs=run.controller.folder)
         printer = JsonPrinter(streams, record.utc_offset)
-    live = find_live_output(run.controller.pid, run.controller.run_id) if run.is_alive and run.is_here else None
-    logs = RunLogs(run.folder, record.all_hosts, Choice(), _TAIL_BYTES, live)
+    logs = RunLogs(run.folder, record.all_hosts, Choice(), _TAIL_BYTES)
     try:
         for line in deque(logs.read(), _LAST_LINES):
             printer.print(line)

@@ -19,8 +19,8 @@ from launcher.concurrency import start_thread
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.console import Console
 from launcher.output.log_writer import redirect_streams
+from launcher.output.output_streams import Style
 from launcher.output.run_folder import RunRecord
-from launcher.output.style import Style
 from launcher.runs.logout import warn_of_logout
 
 _KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # the terminal sends them to the child as well

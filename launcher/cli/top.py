@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from launcher.commands.top import Show
     from launcher.commands.top_screen import RunNow
     from launcher.output.console import Console
-    from launcher.output.style import Line
+    from launcher.output.output_streams import Line
     from launcher.runs.run_list import ListedRun, RemoteRun
     from launcher.session.session import Session
 

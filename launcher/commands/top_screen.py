@@ -11,7 +11,7 @@ from launcher.forms import AS_ROW, FormError, Most, Within, load_json, reader_of
 from launcher.hosts.ranges import fold_names, fold_numbers
 from launcher.job.facts import FAULTS, GpuSample, HostSample, describe_reasons
 from launcher.node import messages
-from launcher.output.style import Line, Style
+from launcher.output.output_streams import Line, Style
 from launcher.session.connection import Event
 from launcher.wording import count, duration, fold_ranks
 

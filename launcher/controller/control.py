@@ -61,7 +61,7 @@ def control(
     runs = RunList(state / "runs", state / "logs", token=request.credentials.fingerprint)
     record = create_record(
         state / "logs", datetime.now(), console.complain, request.known, ids=runs, run_id=request.run_id,
-        has_live=True, host=request.host,
+        host=request.host,
     )  # fmt: skip
     hub, is_changed = _make_hub(request, record)
     try:

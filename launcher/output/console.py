@@ -6,78 +6,49 @@ import json
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from launcher.clock import iso_time, wall_clock
 from launcher.escapes import clean
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
-from launcher.output.display import Display, JsonDisplay, PrefixDisplay
-from launcher.output.folding import group, make_folds
+from launcher.output.display import PrefixDisplay, json_lines
 from launcher.output.lines import STDERR, STDOUT, BarTurn
 from launcher.output.log_writer import Transcript
 from launcher.output.node_output import NodeOutput
-from launcher.output.output_streams import OutputStreams
+from launcher.output.output_streams import OutputStreams, Style, paint
 from launcher.output.run_folder import RunRecord
-from launcher.output.style import Style, paint
 from launcher.output.terminal import Terminal
 from launcher.output.traceback_filter import Source, TracebackFilter
 from launcher.output.write_queue import StalledError
 
-
-class RunConsole(Protocol):
-    """What a run needs of the console: where it puts its messages and results."""
-
-    def say(self, text: str, style: Style = Style.TEXT) -> None:
-        """Print a message of `launch` on stderr."""
-
-    def show(self, text: str) -> None:
-        """Print a result on stdout."""
-
-    def withhold(self) -> None:
-        """Keep the tracebacks of further ranks off the screen: the first failure is known."""
-
-    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
-        """Show what was held back from these sources, or from all; return those whose tracebacks are only in the logs.
-
-        alike: sources with the same error; if it was shown for one of them, it is not shown again.
-        """
-
-    def emit(self, event: str, **values: object) -> None:
-        """With --json, print one JSON object on stdout; else do nothing."""
-
-    def progress(self, text: str) -> None:
-        """Show a line that the next one replaces, on a terminal only."""
-
-    def outputs(self, hosts: Sequence[Host], record: RunRecord, *, first_node: int = 0) -> list[NodeOutput]:
-        """Return the destination of each host's output; first_node: the node rank of the first host."""
+MOST_FOLDED_BYTES = 64 << 20  # of all hosts together
 
 
-class MuteConsole:
-    """Shows nothing, for one of many runs whose ends are told by whoever started them; the logs are kept."""
+class Folds:
+    """The output of each host, to show equal output of several hosts once; what is too much is left out."""
 
-    def say(self, text: str, style: Style = Style.TEXT) -> None:
-        """Print nothing."""
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._share = MOST_FOLDED_BYTES // max(1, len(hosts))
+        self._texts = {host: bytearray() for host in hosts}
+        self.cut: list[str] = []  # the hosts of which the last lines are missing
 
-    def show(self, text: str) -> None:
-        """Print nothing."""
+    def add(self, host: str, lines: bytes) -> None:
+        """Add whole lines."""
+        text = self._texts[host]
+        if host in self.cut:
+            return
+        if len(text) + len(lines) > self._share:
+            self.cut.append(host)
+            lines = lines[: lines.rfind(b"\n", 0, self._share - len(text)) + 1]
+        text += lines
 
-    def withhold(self) -> None:
-        """Hide nothing."""
-
-    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
-        """Return that nothing was hidden."""
-        return frozenset()
-
-    def emit(self, event: str, **values: object) -> None:
-        """Print nothing."""
-
-    def progress(self, text: str) -> None:
-        """Show nothing."""
-
-    def outputs(self, hosts: Sequence[Host], record: RunRecord, *, first_node: int = 0) -> list[NodeOutput]:
-        """Return the logs of the hosts; first_node: the node rank of the first one."""
-        return [NodeOutput(host.name, record.open_log(rank), None) for rank, host in enumerate(hosts, first_node)]
+    def group(self) -> list[tuple[list[str], bytes]]:
+        """Return which hosts printed what; one that was cut is alone, as its further lines aren't known."""
+        alike: dict[tuple[bytes, str], list[str]] = {}
+        for host, text in self._texts.items():
+            if text:
+                alike.setdefault((bytes(text), host if host in self.cut else ""), []).append(host)
+        return [(hosts, text) for (text, _), hosts in alike.items()]
 
 
 class Console:
@@ -86,7 +57,7 @@ class Console:
     def __init__(
         self,
         hosts: Sequence[Host],
-        streams: OutputStreams,
+        streams: OutputStreams | None,
         *,
         is_folding: bool = False,
         is_patient: bool = False,
@@ -94,19 +65,20 @@ class Console:
         as_json: bool = False,
         ranks: Collection[int] | None = None,
     ) -> None:
+        """streams: None: for one of many runs, of which nothing is shown; the logs are kept."""
         names = [host.name for host in hosts]
-        self._streams = streams
-        self._displays = {fd: _make_display(fd, names, streams, as_json=as_json) for fd in (STDOUT, STDERR)}
-        self._terminals = _open_terminals(streams, math.inf if is_patient else None)
-        self._is_quiet = is_quiet
+        self._streams = streams or OutputStreams(frozenset(), is_one_file=False, with_color=False)
+        self._display = PrefixDisplay(names, self._streams)
+        self._terminals = _open_terminals(streams, math.inf if is_patient else None) if streams is not None else {}
+        self._is_quiet = is_quiet or streams is None
         self._as_json = as_json
         self._ranks = ranks
-        self._folds = make_folds(names) if is_folding else {}
-        self._shows_progress = STDERR in streams.terminals
+        self._folds = Folds(names) if is_folding else None
+        self._shows_progress = STDERR in self._streams.terminals
         self._progress = ""
         self._said_disk = False
         self._transcript: Transcript | None = None
-        self._is_detached = False
+        self._is_detached = streams is None
         self._filter: TracebackFilter | None = None  # only with logs, which keep what it hides
 
     def say(self, text: str, style: Style = Style.TEXT) -> None:
@@ -123,9 +95,8 @@ class Console:
     def show(self, text: str) -> None:
         """Print a result on stdout; nothing with --json, which prints it as an object."""
         self.progress("")
-        if self._as_json:
-            return
-        self._terminals[STDOUT].say(text, STDOUT)
+        if not self._as_json and not self._is_detached:
+            self._terminals[STDOUT].say(text, STDOUT)
 
     def emit(self, event: str, **values: object) -> None:
         """Print one object on stdout, if --json was given."""
@@ -146,12 +117,12 @@ class Console:
 
     def show_folded(self) -> None:
         """Show identical output of several hosts once."""
-        groups = group(self._folds)
-        for each in groups:
-            shown = clean(each.text) if STDOUT in self._streams.terminals else each.text
-            self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(each.hosts)} ----\n".encode() + shown)
-        cut = [host for each in groups if each.left_out for host in each.hosts]
-        if cut:
+        if self._folds is None:
+            return
+        for hosts, text in self._folds.group():
+            shown = clean(text) if STDOUT in self._streams.terminals else text
+            self._terminals[STDOUT].put(STDOUT, f"---- {fold_names(hosts)} ----\n".encode() + shown)
+        if cut := self._folds.cut:
             self.say(f"launch: {fold_names(cut)} printed too much for --fold; its last lines were omitted")
             self.say("  fix: run the command without --fold to see every line")
 
@@ -174,15 +145,13 @@ class Console:
         if self._filter is not None and not self._said_disk:
             self._filter.withhold()
 
-    def release(self, sources: Collection[Source] | None = None, alike: Collection[Source] = ()) -> frozenset[Source]:
-        """Show what was hidden of these sources, or of all; return those whose tracebacks are only in the logs.
-
-        alike: sources with the same error; if one of them was shown, the others are not. If the logs can't be written,
-        everything is shown.
-        """
+    def release(
+        self, sources: Collection[Source] | None = None, alike: Collection[Source] = (), *, ended_well: bool = False
+    ) -> frozenset[Source]:
+        """Show what was hidden, as a TracebackFilter does; all of it if the logs can't be written."""
         if self._filter is None:
             return frozenset()
-        return self._filter.release(None if self._said_disk else sources, alike)
+        return self._filter.release(None if self._said_disk else sources, alike, ended_well=ended_well)
 
     def complain(self, path: Path, error: OSError) -> None:
         """Report once that the launch host's disk fails, and each time that it does not respond; the run continues."""
@@ -221,25 +190,19 @@ class Console:
     def _show(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> None:
         if self._is_detached or not self._is_shown(rank):
             return
-        if self._folds:
-            self._folds[host].add(lines)
+        if self._folds is not None:
+            self._folds.add(host, lines)
             return
         self.progress("")
-        # The JSON object names the stream, and a reader needs all lines in one order.
-        fd = STDOUT if self._as_json else stream
-        self._terminals[fd].put(fd, self._displays[fd].render(host, rank, stream, lines, at))
+        if self._as_json:  # the object names the stream, and a reader needs all lines in one order
+            self._terminals[STDOUT].put(STDOUT, json_lines(iso_time(at), host, rank, stream, lines))
+        else:
+            self._terminals[stream].put(stream, self._display.render(host, rank, stream, lines))
 
 
 def dated(event: str, **values: object) -> dict[str, object]:
     """Return one object of --json, with the current time."""
     return {"event": event, "time": iso_time(wall_clock()), **values}
-
-
-def _make_display(fd: int, names: Sequence[str], streams: OutputStreams, *, as_json: bool) -> Display:
-    """Return the display of one stream: stdout may be a file that a program reads while stderr is a terminal."""
-    if as_json:
-        return JsonDisplay()
-    return PrefixDisplay(names, is_terminal=fd in streams.terminals, with_color=streams.has_color(fd))
 
 
 def _open_terminals(streams: OutputStreams, patience_s: float | None) -> dict[int, Terminal]:

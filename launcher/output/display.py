@@ -5,47 +5,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
-from launcher.clock import iso_time
 from launcher.escapes import clean
 from launcher.output.lines import STDOUT
+from launcher.output.output_streams import OutputStreams
 
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
 _LEFT_BY_JSON = re.compile("[\x7f-\x9f]")  # controls that json.dumps does not escape
 
 
-class Display(Protocol):
-    """Turns whole lines of one stream into what the terminal shows."""
-
-    def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
-        """Return the block to write; `lines` ends with a newline, and came at the time `at`."""
-
-
 class PrefixDisplay:
     """Shows a line as `[node2:5] line`, with the prefix in a color of its node."""
 
-    def __init__(self, hosts: Sequence[str], *, is_terminal: bool, with_color: bool) -> None:
-        self._is_terminal = is_terminal
+    def __init__(self, hosts: Sequence[str], streams: OutputStreams) -> None:
+        self._streams = streams
         self._colors = {host: _COLORS[index % len(_COLORS)] for index, host in enumerate(hosts)}
-        self._with_color = with_color
 
-    def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
+    def render(self, host: str, rank: int | None, fd: int, lines: bytes) -> bytes:
+        """Return the block to write to a stream of this process; `lines` ends with a newline."""
         prefix = prefix_of(host, rank)
-        if self._with_color:
+        if self._streams.has_color(fd):
             color = self._colors.setdefault(host, _COLORS[len(self._colors) % len(_COLORS)])  # a spare comes later
             prefix = b"\x1b[%dm%s\x1b[0m" % (color, prefix)
-        if self._is_terminal:
+        if fd in self._streams.terminals:
             lines = clean(lines)
         return bytes(prefix_lines(prefix + b" ", lines))
-
-
-class JsonDisplay:
-    """Shows each line as one JSON object, for a program that reads the output of `launch`."""
-
-    def render(self, host: str, rank: int | None, stream: int, lines: bytes, at: float) -> bytes:
-        return json_lines(iso_time(at), host, rank, stream, lines)
 
 
 def json_lines(time: str, host: str, rank: int | None, stream: int, lines: bytes) -> bytes:

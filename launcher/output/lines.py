@@ -19,10 +19,7 @@ PROGRESS_S = 1.0  # a progress bar is shown this often
 BAR_GONE_S = 5.0  # after it, another rank's bar is shown
 _STATES = re.compile(rb"\r*[^\r]+\r*|\r+")  # of a progress bar, with the carriage returns around each
 _TRACEBACK = b"(most recent call last)"  # what rich colors apart from the word before it
-# The error of a traceback is its first line at the margin; those of rich have a box around them.
-_MARGIN = re.compile(rb"\n(?=(?:\x1b\[[\d;]*m)*[^\s|+>\x1b\xe2])")
-_PART_BYTES = 8 << 10  # of the start of a traceback, and of its end
-_MESSAGE_BYTES = 4 << 10  # of that end, after the first line of the error
+_TRACEBACK_BYTES = 32 << 10  # that are kept of one: two hundred frames, and the first line of the error
 _PREFIX_BYTES = 200  # before a traceback, in its first line
 
 
@@ -61,36 +58,6 @@ class BarTurn:
         return rank == self._last[0] or self.take(rank)
 
 
-class _Traceback:
-    """The start of a traceback, and its end with some of what follows it."""
-
-    def __init__(self, place: int, at: float) -> None:
-        """place: of its first byte in the stream."""
-        self.place = place
-        self.at = at  # wall-clock seconds
-        self.start = b""
-        self.end = b""
-        self._size = 0  # so far, with what follows it
-        self._most: int | None = None  # known once its error has come
-
-    @property
-    def end_place(self) -> int:
-        """The place of the first byte of `end`."""
-        return self.place + self._size - len(self.end)
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
-        if self._most is None:
-            overlap = self.end[-64:]  # an error's color may be cut
-            found = _MARGIN.search(overlap + data)
-            self._most = self._size - len(overlap) + found.end() + _MESSAGE_BYTES if found else None
-        if self._most is not None:
-            data = data[: max(0, self._most - self._size)]
-        self.start += data[: _PART_BYTES - len(self.start)]
-        self.end = (self.end + data)[-_PART_BYTES:]
-        self._size += len(data)
-
-
 class LineStream:
     """One stream (stdout or stderr) of one rank, cut into whole lines.
 
@@ -105,7 +72,8 @@ class LineStream:
         self._rank = rank
         self._last = b""  # bytes of all
         self._size = 0  # of all
-        self._traceback: _Traceback | None = None  # the newest
+        self._traceback = b""  # the beginning of the newest one, with what follows it
+        self._traceback_place, self._traceback_at = 0, 0.0  # its first byte among all, and when it came
         self.count = 0  # of its first lines, as its feeder says
         self.heard_at = 0.0  # wall-clock: when its last bytes came, as its feeder says
 
@@ -132,26 +100,22 @@ class LineStream:
         found = last.rfind(_TRACEBACK, max(0, known - len(_TRACEBACK)))
         if found >= 0:
             start = max(last.rfind(b"\n", 0, found), last.rfind(b"\r", 0, found), found - _PREFIX_BYTES) + 1
-            self._traceback = _Traceback(self._size - known + start, self.heard_at)
-            self._traceback.feed(last[start:])
-        elif self._traceback is not None:
-            self._traceback.feed(data)
+            self._traceback_place, self._traceback_at = self._size - known + start, self.heard_at
+            self._traceback = last[start : start + _TRACEBACK_BYTES]
+        elif self._traceback:
+            self._traceback += data[: _TRACEBACK_BYTES - len(self._traceback)]
         self._size += len(data)
         self._last = last[-TAIL_BYTES:]
 
     @property
     def tail(self) -> bytes:
         """The last bytes of all, after the newest traceback if that began earlier."""
-        found = self._traceback
         start = self._size - len(self._last)
-        if found is None or found.place >= start or self.heard_at - found.at > SURVIVED_S:
+        if not self._traceback or self._traceback_place >= start or self.heard_at - self._traceback_at > SURVIVED_S:
             return self._last
-        text, size = found.start, found.place + len(found.start)
-        for place, part in ((found.end_place, found.end), (start, self._last)):
-            # A line that began in the gap must not look like an error, at the margin.
-            text += b"    ..." + part if place > size else part[size - place :]
-            size = max(size, place + len(part))
-        return text
+        gap = start - self._traceback_place - len(self._traceback)
+        # A line that began in the gap must not look like an error, at the margin.
+        return self._traceback + (b"    ..." + self._last if gap > 0 else self._last[-gap:])
 
     def finish(self) -> tuple[list[LogLines], bytes]:
         """Return the rest that never got a newline, for the log and for the screen."""
@@ -177,7 +141,7 @@ class LineStream:
             self._follows_state = False
         if unended:
             log.append(LogLines(False, _join(_STATES.findall(unended))))
-            self._follows_state = is_state(unended)
+            self._follows_state = _is_state(unended)
         shown = _shown(unended)
         if shown is not None and self._bars.take(self._rank):
             screen.append(shown)
@@ -186,11 +150,11 @@ class LineStream:
     def _ends_bar(self, line: bytes) -> bool:
         """Tell whether a line is the last state of a progress bar; a program that clears it first writes a message."""
         before, _, last = line.rpartition(b"\r")
-        follows_state = is_state(before + b"\r") if before.strip(b"\r") else self._follows_state
+        follows_state = _is_state(before + b"\r") if before.strip(b"\r") else self._follows_state
         return follows_state and bool(last.strip())
 
 
-def is_state(piece: bytes) -> bool:
+def _is_state(piece: bytes) -> bool:
     """Tell whether a piece without newline ends with a state of a progress bar, which isn't cleared."""
     return piece.endswith(b"\r") and bool((_shown(piece) or b"").strip())
 

@@ -5,7 +5,6 @@ Lines are printed as they are in their log, as the screen of the run shows them,
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -17,10 +16,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.clock import wall_clock
 from launcher.escapes import clean
 from launcher.output.display import PrefixDisplay, json_lines
-from launcher.output.lines import STDERR, STDOUT, BarTurn, is_state
+from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream
 from launcher.output.log_writer import TRANSCRIPT
 from launcher.output.node_output import RESTART_BORDER
 from launcher.output.output_streams import OutputStreams
@@ -104,9 +102,6 @@ class LogFile:
                     self._file.readline()
             elif self._since is not None:
                 _seek_stamp(self._file, self._path.stat().st_size, self._since.encode())
-        if os.fstat(self._file.fileno()).st_size < self._file.tell():  # only live output is ever cut off
-            self._file.seek(0)
-            self._rest = b""
         while data := self._file.read(_PIECE_BYTES):
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from map(self._parse, lines)
@@ -143,16 +138,11 @@ class RunLogs:
     """The logs of a run, merged by time."""
 
     def __init__(
-        self, folder: Path, hosts: Iterable[str], choice: Choice, tail_bytes: int | None = None,
-        live: Path | None = None,
+        self, folder: Path, hosts: Iterable[str], choice: Choice, tail_bytes: int | None = None
     ) -> None:  # fmt: skip
-        """tail_bytes: begin so many bytes before the end of each log; None: with its first line.
-
-        live: the file of the run's live output, which is read as well unless one node or rank is chosen.
-        """
+        """tail_bytes: begin so many bytes before the end of each log; None: with its first line."""
         self._tail_bytes = tail_bytes
         self._folder = folder
-        self._live = [live] if live is not None else []
         self._hosts = frozenset(hosts)
         self._choice = choice
         self._files: dict[Path, LogFile] = {}
@@ -176,7 +166,7 @@ class RunLogs:
         if self._choice.node is not None:
             return [self._folder / f"node_{self._choice.node}.log"]
         paths = sorted(self._folder.glob("node_*.log"))
-        return paths if self._choice.rank is not None else [self._folder / TRANSCRIPT, *paths, *self._live]
+        return paths if self._choice.rank is not None else [self._folder / TRANSCRIPT, *paths]
 
 
 def _seek_stamp(file: BinaryIO, size: int, stamp: bytes) -> None:
@@ -246,34 +236,21 @@ class ScreenPrinter(LogPrinter):
         super().__init__(streams)
         names = list(dict.fromkeys(hosts))
         self._bars = BarTurn()
-        self._with_state: set[tuple[int, bool]] = set()  # streams whose last piece was a state of a progress bar
-        self._displays = {
-            fd: PrefixDisplay(names, is_terminal=fd in streams.terminals, with_color=streams.has_color(fd))
-            for fd in self._buffers
-        }
+        self._lines: dict[tuple[str | None, int, bool], LineStream] = {}  # of each stream of a rank
+        self._display = PrefixDisplay(names, streams)
 
     def print(self, line: LogLine) -> None:
         """Write a line with its prefix, or a message of `launch` as it is."""
-        fd = STDERR if line.is_stderr else STDOUT
-        if line.rank is not None and not self._is_turn(line, line.rank):
-            return
-        shown = line.text.strip(b"\r") + b"\n"  # of the states of a progress bar
-        if line.host is not None:
-            shown = self._displays[fd].render(line.host, line.rank, fd, shown, wall_clock())
-        self._write(fd, shown)
-
-    def _is_turn(self, line: LogLine, rank: int) -> bool:
-        """Tell whether a line is none of a progress bar, or one that is shown now."""
-        stream = (rank, line.is_stderr)
-        follows_state = stream in self._with_state
-        self._with_state.discard(stream)
-        if not line.is_whole and b"\r" in line.text:
-            if is_state(line.text):
-                self._with_state.add(stream)
-            return self._bars.take(rank)
-        if follows_state and line.text.strip():
-            return self._bars.take_end(rank)
-        return line.is_whole or not follows_state
+        fd, shown = STDERR if line.is_stderr else STDOUT, line.text + b"\n"
+        if line.rank is not None:
+            stream = line.host, line.rank, line.is_stderr
+            if stream not in self._lines:
+                self._lines[stream] = LineStream(self._bars, line.rank)
+            # A part of a line, which may be the last one, is shown at once.
+            is_part = not line.is_whole and b"\r" not in line.text
+            _, shown = self._lines[stream].feed(shown if is_part else line.content)
+        if shown:
+            self._write(fd, self._display.render(line.host, line.rank, fd, shown) if line.host is not None else shown)
 
 
 class JsonPrinter(LogPrinter):

@@ -22,8 +22,6 @@ from launcher.wording import size
 
 TRANSCRIPT = "launch.log"
 FEW_BYTES = 2_000_000_000  # on the disk of the logs
-MOST_LIVE_BYTES = 4 << 20
-_LIVE_NAME = "launch-live-output-{}"
 
 
 def warn_of_little(folder: Path, host: str) -> list[str]:
@@ -39,53 +37,17 @@ def warn_of_little(folder: Path, host: str) -> list[str]:
     return [f"launch: {text}; on a full disk the logs have gaps; fix: free space there"]
 
 
-class LiveOutput:
-    """The last lines of all logs of a run that their disk doesn't take, in the order in which they came.
-
-    They are in memory, for `launch attach`: the live output of a run needs no disk. The memory is a file without a
-    name, which the kernel removes with the controlling process, whatever ends that. Another process of the same user on
-    the same machine finds it among the open files of the controller.
-    """
-
-    def __init__(self, run_id: str) -> None:
-        name = _LIVE_NAME.format(run_id)
-        self._file = os.fdopen(os.memfd_create(name), "r+b") if hasattr(os, "memfd_create") else None
-        self._size_bytes = 0
-        self._lock = threading.Lock()  # each node has a reader thread
-
-    def write(self, block: bytes | memoryview) -> None:
-        """Add whole lines; if there are too many, all earlier ones are dropped."""
-        with self._lock, contextlib.suppress(OSError):  # no memory is left
-            if self._file is None:
-                return
-            if self._size_bytes + len(block) > MOST_LIVE_BYTES:
-                self._size_bytes = 0
-                self._file.truncate(0)
-            self._size_bytes += os.pwrite(self._file.fileno(), block, self._size_bytes)
-
-
-def find_live_output(pid: int, run_id: str) -> Path | None:
-    """Return the file of a run's live output in the process that controls it; None if there is none."""
-    with contextlib.suppress(OSError):
-        for link in Path("/proc", str(pid), "fd").iterdir():
-            if f"/memfd:{_LIVE_NAME.format(run_id)} " in os.readlink(link):  # noqa: PTH115 - the text, not a path
-                return link
-    return None
-
-
 class LogWriter:
     """One log file, and the files that a node's ranks left; a write error goes to `complain` only."""
 
     def __init__(
-        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: WriteQueue,
-        live: LiveOutput | None = None,
+        self, path: Path, complain: Callable[[Path, OSError], None], files: Path, disk: WriteQueue
     ) -> None:  # fmt: skip
-        """files: the directory for the files of its ranks; live: gets what the disk doesn't take."""
+        """files: the directory for the files of its ranks."""
         self._path = path
         self._complain = complain
         self._files = files
         self._disk = disk
-        self._live = live
         self._file: FileIO | None = None
 
     def write(self, block: bytes | memoryview, *, note: bytes = b"", is_kept: bool = False) -> bool:
@@ -93,10 +55,7 @@ class LogWriter:
 
         note: what comes before them; is_kept: they wait for the disk in any case.
         """
-        if self._put(self._path, partial(self._append, block, note), len(block), is_kept=is_kept):
-            return True
-        self._show(block)
-        return False
+        return self._put(self._path, partial(self._append, block, note), len(block), is_kept=is_kept)
 
     def keep_file(self, name: str, content: bytes) -> None:
         """Keep a file that a rank left on the node beside the log, such as files/node_0/NAME."""
@@ -112,10 +71,6 @@ class LogWriter:
             self._complain(path, disk_stalled())
         return is_queued
 
-    def _show(self, block: bytes | memoryview) -> None:
-        if self._live is not None:
-            self._live.write(block)
-
     # ---- in the thread of the disk --------------------------------------------------------------------------------
 
     def _append(self, block: bytes | memoryview, note: bytes) -> None:
@@ -127,10 +82,6 @@ class LogWriter:
                 view = view[self._file.write(view) or 0 :]
         except OSError as error:  # once there is room again the log continues, with a gap
             self._complain(self._path, error)
-            lines = note + bytes(block)
-            self._show(
-                lines[lines.rfind(b"\n", 0, len(lines) - len(view)) + 1 :]
-            )  # the lines that it has are read there
 
     def _store(self, name: str, content: bytes) -> None:
         path = self._files / name

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 from launcher.clock import local_time, wall_clock
 from launcher.output.display import prefix_lines, prefix_of
-from launcher.output.lines import STDERR, STDOUT, BarTurn, LineStream, LogLines
+from launcher.output.lines import STDOUT, BarTurn, LineStream, LogLines
 from launcher.output.log_writer import LogWriter
-from launcher.output.torchrun_exit_noise import TorchrunExitNoise
 from launcher.wording import count
 
 RHYTHM_LINES = 3
@@ -51,8 +50,6 @@ class NodeOutput:
         self._streams: dict[tuple[int | None, int], LineStream] = {}
         self._lock = threading.Lock()  # `finish` comes from the loop, and on a bad end the reader may still be at it
         self._is_finished = False
-        self._exit_noise = TorchrunExitNoise()
-        self._held_at = 0.0  # when the last of that came
         self._prefixes: dict[tuple[int | None, int, bool], bytes] = {}
         self._stamped_at, self._last_stamp = 0, b""  # in milliseconds
         self._missing_lines = 0  # in the log, since its disk did not respond
@@ -90,18 +87,12 @@ class NodeOutput:
         with self._lock:
             self._write_log([self._own_line(text)])
 
-    def finish(self, *, ended_well: bool = False) -> None:
-        """Write and show the last lines that had no newline, and close the log.
-
-        ended_well: what was held back stays off the screen.
-        """
+    def finish(self) -> None:
+        """Write and show the last lines that had no newline, and close the log."""
         with self._lock:
             self._is_finished = True
             for (local_rank, stream), lines in self._streams.items():
                 self._emit(local_rank, stream, *lines.finish())
-            held = self._exit_noise.release()
-            if held and not ended_well and self._show is not None:
-                self._show(self._host, None, STDERR, held, self._held_at)
             if self._log is not None:
                 for note in self._missing_note():
                     self._log.write(note, is_kept=True)
@@ -168,9 +159,5 @@ class NodeOutput:
                         for is_whole, lines in for_log
                     ]
                 )
-        if local_rank is None and stream == STDERR:
-            taken = for_screen
-            for_screen = self._exit_noise.hold(taken)
-            self._held_at = at if for_screen != taken else self._held_at
         if for_screen and self._show is not None:
             self._show(self._host, rank, stream, for_screen, at)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.errors import UsageError
-from launcher.output.log_writer import TRANSCRIPT, LiveOutput, LogWriter, Transcript
+from launcher.output.log_writer import TRANSCRIPT, LogWriter, Transcript
 from launcher.output.write_queue import StalledError, WriteQueue
 from launcher.private_files import make_private, replace_private, write_private
 
@@ -43,12 +43,9 @@ class RunRecord:
 
     def __init__(
         self, folder: Path, run_id: str, complain: Complaint, known: Mapping[str, Any] | None = None, *,
-        has_made_base: bool = False, has_live: bool = False, ids: RunIds | None = None, host: str = "",
+        has_made_base: bool = False, ids: RunIds | None = None, host: str = "",
     ) -> None:  # fmt: skip
-        """has_live: what the disk doesn't take is kept in memory, for `launch attach`.
-
-        host: the name of this machine, if whoever reads its messages is on another one.
-        """
+        """host: the name of this machine, if whoever reads its messages is on another one."""
         self.folder = folder
         self._host = host
         self._has_made_base = has_made_base  # the directory above it
@@ -62,7 +59,6 @@ class RunRecord:
             lambda error: self.complain(folder, OSError(errno.EIO, repr(error))),
             lambda: complain(folder, StalledError()),
         )
-        self._live = LiveOutput(run_id) if has_live else None
         self.transcript = Transcript(self._open_log(TRANSCRIPT, folder / "files"))
         self._content: dict[str, Any] = {"run_id": run_id, **(known or {})}
         self._lock = threading.Lock()
@@ -97,7 +93,7 @@ class RunRecord:
         return self._open_log(self.log_path(node_rank).name, self.files_path(node_rank))
 
     def _open_log(self, name: str, files: Path) -> LogWriter:
-        return LogWriter(self.folder / name, self.complain, files, self.disk, self._live)
+        return LogWriter(self.folder / name, self.complain, files, self.disk)
 
     def name_stacks(self, number: int) -> str:
         """Return the name of a text of stacks: `stacks-1.txt`, or `stacks-restart_2-1.txt` for that of a restart."""
@@ -200,12 +196,12 @@ def is_run_id(text: str) -> bool:
 
 def create_record(
     base: Path, now: datetime, complain: Complaint, known: Mapping[str, Any] | None = None, *,
-    ids: RunIds | None = None, run_id: str | None = None, has_live: bool = False, host: str = "",
+    ids: RunIds | None = None, run_id: str | None = None, host: str = "",
 ) -> RunRecord:  # fmt: skip
     """Create the directory of a new run, named by the time of its start; raise UsageError if that fails.
 
     known: the first values of run.json; `name` among them is the run's name. ids: among which the run's is its alone;
-    None: among those in `base`. run_id: to be used if it is free. has_live, host: as of a RunRecord.
+    None: among those in `base`. run_id: to be used if it is free. host: as of a RunRecord.
 
     Only the user can read it, since ranks may print secrets. Several users may share `base`, so the umask applies to
     that one. A full disk raises nothing: the run continues without its logs.
@@ -214,9 +210,7 @@ def create_record(
     for proposed in [*([run_id] if run_id else []), *propose_ids(now)]:
         if ids is not None and not ids.claim(proposed):
             continue
-        record = RunRecord(
-            base / proposed, proposed, complain, known, has_made_base=is_new, has_live=has_live, ids=ids, host=host
-        )
+        record = RunRecord(base / proposed, proposed, complain, known, has_made_base=is_new, ids=ids, host=host)
         try:
             make_private(record.folder, base)
         except OSError as error:

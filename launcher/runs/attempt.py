@@ -30,7 +30,7 @@ from launcher.job.plan import (
 from launcher.node import messages
 from launcher.node.facts.machine import find_identity
 from launcher.output.node_output import CODE_BORDER, RESTART_BORDER, NodeOutput
-from launcher.output.style import Style
+from launcher.output.output_streams import Style
 from launcher.output.traceback_filter import Source
 from launcher.output.write_queue import STALLED_S
 from launcher.preflight.claims import ClaimOrder, refuse_claimed
@@ -361,14 +361,14 @@ class Attempt:
         """Return whether the claims are to wait for what follows."""
         return bool(self._options.restarts)
 
-    async def _end(self, timeout_s: float, *, ended_well: bool = False, stays: bool = False) -> Census:
+    async def _end(self, timeout_s: float, *, stays: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""
         if self._judge is not None:
             self._judge.stopped_at = wall_clock()
         self._state.stop()
         census = await self.session.stop_all(timeout_s, stays=stays)
         for output in self._outputs:
-            output.finish(ended_well=ended_well)
+            output.finish()
         return census
 
     async def _stop_interrupted(self, number: int) -> Result:
@@ -396,9 +396,9 @@ class Attempt:
         is_hurried = cause is not None and await self._look_for_checkpoint()
         timeout_s = 0 if is_hurried else self._job.timeouts.stop_timeout_s
         stays = self._stays and cause is not None and interrupted_by is None
-        census = await self._end(timeout_s, ended_well=cause is None, stays=stays)
+        census = await self._end(timeout_s, stays=stays)
         if cause is None:
-            self._console.release()
+            self._console.release(ended_well=True)
         else:  # more may be known by now: the cause itself may have taken longest to die
             cause = self._say_cause(cause.failure)
         await self._say_flight_recorder()

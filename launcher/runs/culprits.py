@@ -20,7 +20,7 @@ from launcher.errors import ChecksFailed, HostsUnreachable, LauncherError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
-from launcher.output.console import MuteConsole
+from launcher.output.console import Console
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs.bisection import Group, Verdict, search_culprits
 from launcher.runs.report import describe_cause
@@ -79,7 +79,7 @@ class CulpritSearch:
         job = replace(job, timeouts=replace(job.timeouts, stop_timeout_s=STOP_S))
         try:
             record = await call_in_thread(self._create_record, DISK_S)
-            request = RunRequest(job, members, self._open_transport, record, MuteConsole(), self._options)
+            request = RunRequest(job, members, self._open_transport, record, Console((), None), self._options)
             result = await Run(request).execute()
         except (HostsUnreachable, ChecksFailed) as error:
             return error.message.partition("\n")[0]

@@ -19,7 +19,7 @@ from launcher.diagnosis.stacks import FoldedStacks, Stack, fold, folded_lines, p
 from launcher.job.job import Job, OnHang
 from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
-from launcher.output.console import RunConsole
+from launcher.output.console import Console
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import RunRecord
@@ -58,7 +58,7 @@ class Stacks:
 class StackTaker:
     """Asks all nodes for the stacks of their ranks, and shows the answers in one block; the run continues."""
 
-    def __init__(self, session: Session, record: RunRecord, console: RunConsole) -> None:
+    def __init__(self, session: Session, record: RunRecord, console: Console) -> None:
         self._session = session
         self._record = record
         self._console = console

@@ -20,7 +20,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.job.job import Job
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
-from launcher.output.style import Line, Style
+from launcher.output.output_streams import Line, Style
 from launcher.preflight.findings import Finding
 from launcher.runs.policy import Ending, Stop, describe
 from launcher.runs.result import Result

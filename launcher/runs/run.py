@@ -18,7 +18,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.job import OnHang
 from launcher.node import messages
 from launcher.output.node_output import NodeOutput
-from launcher.output.style import Style
+from launcher.output.output_streams import Style
 from launcher.output.write_queue import STALLED_S, WriteQueue, disk_not_awaited, disk_stalled
 from launcher.preflight.claims import GpusClaimedError
 from launcher.runs import report

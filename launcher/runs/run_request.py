@@ -10,7 +10,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job
 
 if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
-    from launcher.output.console import RunConsole
+    from launcher.output.console import Console
     from launcher.output.run_folder import RunRecord
     from launcher.runs.bisection import Verdict
     from launcher.runs.result import Result
@@ -51,7 +51,7 @@ class RunRequest:
     hosts: Sequence[Host]
     open_transport: Opener
     record: RunRecord
-    console: RunConsole
+    console: Console
     options: RunOptions
     spares: Sequence[Host] = ()
     incidents: Mapping[str, str] = field(default_factory=dict)  # what went wrong with hosts in earlier runs, in words

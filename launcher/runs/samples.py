@@ -15,9 +15,9 @@ from typing import Any
 from launcher.clock import wall_clock
 from launcher.job.facts import NodeFacts
 from launcher.job.plan import LaunchPlan
-from launcher.output.console import RunConsole
+from launcher.output.console import Console
+from launcher.output.output_streams import Style
 from launcher.output.run_folder import RunRecord
-from launcher.output.style import Style
 from launcher.private_files import open_private
 from launcher.runs.odd_gpus import INTERVAL_S, HostInterval, Oddity, OddWatch, Samples, fold_oddities
 from launcher.session.session import Session
@@ -32,7 +32,7 @@ class RunSamples:
 
     def __init__(
         self, session: Session, plan: LaunchPlan, facts: Sequence[NodeFacts], record: RunRecord,
-        named: set[tuple[str, int | None, str]], console: RunConsole, note_odd: Callable[[Sequence[str]], object],
+        named: set[tuple[str, int | None, str]], console: Console, note_odd: Callable[[Sequence[str]], object],
     ) -> None:  # fmt: skip
         """named: what stood out in the run so far, extended here; note_odd: gets what stands out now, if that changes.
 

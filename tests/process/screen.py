@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from launcher.hosts.host import Host
 from launcher.output.node_output import NodeOutput
+from launcher.output.output_streams import Style
 from launcher.output.run_folder import RunRecord
-from launcher.output.style import Style
 
 
 class Screen:
@@ -24,9 +24,7 @@ class Screen:
 
     def withhold(self) -> None: ...
 
-    def release(
-        self, ranks: Collection[int | None] | None = None, alike: Collection[int | None] = ()
-    ) -> frozenset[int]:
+    def release(self, *which: object, **how: object) -> frozenset[int]:
         return frozenset()
 
     def emit(self, event: str, **values: object) -> None: ...

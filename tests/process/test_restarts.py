@@ -19,8 +19,8 @@ from transport_by_host import TransportByHost
 from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
+from launcher.output.output_streams import Style
 from launcher.output.run_folder import create_record
-from launcher.output.style import Style
 from launcher.runs import attempt, hangs, policy, state_keeper
 from launcher.runs import run as run_module
 from launcher.runs.bisection import Group, Verdict

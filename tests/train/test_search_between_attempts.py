@@ -9,19 +9,20 @@ from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
-from launcher.output.console import MuteConsole
+from launcher.output.console import Console
+from launcher.output.output_streams import Style
 from launcher.output.run_folder import RunRecord
-from launcher.output.style import Style
 from launcher.runs.bisection import Verdict
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.transports.process_channel import LocalTransport
 
 
-class Screen(MuteConsole):
+class Screen(Console):
     """Keeps what is said."""
 
     def __init__(self) -> None:
+        super().__init__((), None)
         self.words: list[str] = []
 
     def say(self, text: str, style: Style = Style.TEXT) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.escapes import clean, one_line
 from launcher.output.display import PrefixDisplay
 from launcher.output.lines import STDOUT, LineStream
+from launcher.output.output_streams import OutputStreams
 
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -129,13 +130,13 @@ def test_every_letter_is_shown(text: str) -> None:
 @given(texts, st.lists(st.integers(0), max_size=12))
 def test_a_screen_shows_the_same_in_whatever_pieces_it_comes(text: bytes, cuts: list[int]) -> None:
     data = text.replace(b"\r", b"") + b"\n"  # which state of a progress bar is shown, is a matter of time
-    display = PrefixDisplay(["gpu1"], is_terminal=True, with_color=False)
+    display = PrefixDisplay(["gpu1"], OutputStreams(frozenset([STDOUT]), is_one_file=False, with_color=False))
     lines, shown = LineStream(), b""
     borders = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     for start, end in pairwise(borders):
         _, screen = lines.feed(data[start:end])
-        shown += display.render("gpu1", 0, STDOUT, screen, 0.0) if screen else b""
-    assert shown == display.render("gpu1", 0, STDOUT, data, 0.0)
+        shown += display.render("gpu1", 0, STDOUT, screen) if screen else b""
+    assert shown == display.render("gpu1", 0, STDOUT, data)
     assert faults_of(shown.decode()) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from launcher.commands.top import as_lines, find_users
 from launcher.commands.top_screen import HostNow, RunNow, draw, now_as_text, parse_now
 from launcher.job.facts import BoxClaim, Gpu, GpuSample, GpuUse, HostSample, NodeFacts
-from launcher.output.style import Style
+from launcher.output.output_streams import Style
 
 GPU = GpuSample(0, "NVIDIA H100", 99, 71 << 10, 80 << 10, 650.0, 700.0, 61, 1980, 1980, 0x4, 0)
 HOST = HostSample(37.0, 35.0, 512 << 10, 93 << 10, 0.0, 12.0, 1200.0)

@@ -1,14 +1,9 @@
-"""The logs of a run: what becomes of what their disk doesn't take, and launch.log.
-
-`launch attach` finds in memory what the disk of the logs doesn't take.
-"""
+"""launch.log: from the start of a run, also while its disk hangs."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from datetime import datetime
@@ -20,12 +15,9 @@ from machines.patience import DEADLINE_S
 from launcher.hosts.host import Host
 from launcher.output import log_writer, write_queue
 from launcher.output.console import Console
-from launcher.output.log_reader import Choice, RunLogs
-from launcher.output.log_writer import LiveOutput, find_live_output, warn_of_little
+from launcher.output.log_writer import warn_of_little
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import RunRecord, create_record
-
-needs_memfd = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the controller of a run needs Linux")
 
 
 def test_a_disk_that_may_soon_be_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,53 +30,6 @@ def test_a_disk_that_may_soon_be_full_is_named(tmp_path: Path, monkeypatch: pyte
     ]
     monkeypatch.setattr(log_writer, "FEW_BYTES", 700_000_000)
     assert warn_of_little(tmp_path, "n1") == []
-
-
-# live output, in memory
-
-
-def open_logs(folder: Path) -> RunLogs:
-    """Return the logs of a run as another process reads them, each time what has come since."""
-    return RunLogs(folder, ["n1"], Choice(), live=find_live_output(os.getpid(), folder.parent.name))
-
-
-def make_full_record(folder: Path) -> RunRecord:
-    return RunRecord(folder, folder.parent.name, lambda path, error: None, has_live=True)
-
-
-def read(logs: RunLogs) -> list[bytes]:
-    return [line.text for line in logs.read()]
-
-
-@needs_memfd
-def test_a_disk_that_can_t_be_written(tmp_path: Path) -> None:
-    """Also what `launch` itself says."""
-    record = make_full_record(tmp_path / "gone")
-    record.transcript.begin()
-    record.transcript.add("launch: stopped by you")
-    assert record.disk.wait()
-    assert read(open_logs(tmp_path / "gone")) == [b"launch: stopped by you"]
-
-
-@needs_memfd
-def test_what_is_too_much_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "MOST_LIVE_BYTES", 20)
-    live, logs = LiveOutput(tmp_path.name), open_logs(tmp_path / "logs")
-    live.write(b"[n1] one two\n")
-    assert read(logs) == [b"one two"]
-    live.write(b"[n1] three\n")
-    assert read(logs) == [b"three"]
-
-
-@needs_memfd
-def test_a_process_without_live_output() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert find_live_output(process.pid, "r") is None
-        process.communicate(b"\n")
-    assert find_live_output(process.pid, "r") is None
-
-
-# launch.log: from the start of the run, also while its disk hangs
 
 
 @pytest.fixture

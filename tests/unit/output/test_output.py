@@ -25,12 +25,11 @@ from launcher.cli.error_lines import show_error, tell
 from launcher.clock import iso_time
 from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
-from launcher.output.console import Console
-from launcher.output.display import JsonDisplay, PrefixDisplay
+from launcher.output.console import Console, Folds
+from launcher.output.display import PrefixDisplay, json_lines
 from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, BarTurn, LineStream
 from launcher.output.node_output import NodeOutput
-from launcher.output.output_streams import find_streams
-from launcher.output.style import Style
+from launcher.output.output_streams import OutputStreams, Style, find_streams
 from launcher.output.terminal import QUEUE_BYTES, Terminal
 
 AT = 1_795_335_153.123  # when lines came
@@ -195,7 +194,7 @@ def test_the_tail_is_the_last_of_all_bytes():
 
 
 FRAME = b'  File "/data/model.py", line 7, in forward\n    return self.layer(x)\n'
-OTHER_FRAMES = FRAME.replace(b"model", b"other") * 1000
+OTHER_FRAMES = FRAME.replace(b"model", b"other") * 200
 HEADER, ERROR = b"Traceback (most recent call last):\n", b"RuntimeError: Error(s) in loading state_dict for Net:\n"
 LONG_MESSAGE = b"\tMissing key(s) in state_dict: " + b'"key", ' * 9000 + b"\n"
 
@@ -205,10 +204,10 @@ LONG_MESSAGE = b"\tMissing key(s) in state_dict: " + b'"key", ' * 9000 + b"\n"
     ("printed", "gaps"),
     [
         (HEADER + FRAME + ERROR + LONG_MESSAGE, 1),
-        (HEADER + FRAME + ERROR + b"bye\n" * 9000, 1),
+        (HEADER + FRAME + ERROR + b"bye\n" * 20_000, 1),
         (HEADER + b"KeyError: 1\n" + b"bye\n" * 9000 + HEADER + FRAME + ERROR + b"x\n" * 30_000, 1),
-        (HEADER + FRAME + OTHER_FRAMES + ERROR + b"bye\n" * 9000, 2),
-        (b"a\r90%" + HEADER + FRAME + OTHER_FRAMES + ERROR, 1),
+        (HEADER + FRAME + OTHER_FRAMES + ERROR + b"bye\n" * 20_000, 1),
+        (b"a\r90%" + HEADER + FRAME + OTHER_FRAMES * 5 + ERROR, 1),
         (HEADER + FRAME + ERROR + b"bye\n" * 3800, 0),  # as much as is kept
     ],
 )
@@ -222,7 +221,7 @@ def test_the_newest_traceback_is_kept_beside_the_tail(printed, gaps, step):
     assert lines.tail.endswith(printed[-TAIL_BYTES // 2 :])
     assert rest.count(b"    ...") == gaps
     assert gaps or before + HEADER + FRAME + rest == printed
-    assert len(lines.tail) < 3 * TAIL_BYTES
+    assert len(lines.tail) < 4 * TAIL_BYTES
 
 
 def test_a_traceback_that_was_survived_is_forgotten():
@@ -236,8 +235,9 @@ def test_a_traceback_that_was_survived_is_forgotten():
 # displays
 
 
-def prefix_display(*, is_terminal=False, with_color=False):
-    return PrefixDisplay(["gpu1", "gpu2"], is_terminal=is_terminal, with_color=with_color)
+def render(host, rank, lines, *, hosts=("gpu1", "gpu2"), is_terminal=False, with_color=False):
+    streams = OutputStreams(frozenset([STDOUT] if is_terminal else []), is_one_file=False, with_color=with_color)
+    return PrefixDisplay(hosts, streams).render(host, rank, STDOUT, lines)
 
 
 @pytest.mark.parametrize(
@@ -251,13 +251,13 @@ def prefix_display(*, is_terminal=False, with_color=False):
     ],
 )
 def test_every_line_carries_host_and_rank(host, rank, with_color, shown):
-    assert prefix_display(with_color=with_color).render(host, rank, STDOUT, b"a\n\nb\n", AT) == shown
+    assert render(host, rank, b"a\n\nb\n", is_terminal=with_color, with_color=with_color) == shown
 
 
 def test_more_hosts_than_colors():
     hosts = [f"n{number}" for number in range(11)]
-    display = PrefixDisplay(hosts, is_terminal=True, with_color=True)
-    blocks = [display.render(host, None, STDOUT, b"\n", AT).replace(host.encode(), b"") for host in hosts]
+    shown = [render(host, None, b"\n", hosts=hosts, is_terminal=True, with_color=True) for host in hosts]
+    blocks = [block.replace(host.encode(), b"") for block, host in zip(shown, hosts, strict=True)]
     assert (len(set(blocks)), blocks[10]) == (10, blocks[0])
 
 
@@ -270,20 +270,20 @@ CONTROLS = [
 
 @pytest.mark.parametrize(("line", "shown"), CONTROLS)
 def test_a_rank_can_not_steer_the_terminal(line, shown):
-    rendered = prefix_display(is_terminal=True).render("gpu1", 0, STDOUT, line, AT)
+    rendered = render("gpu1", 0, line, is_terminal=True)
     assert rendered.replace(b"[gpu1:0] ", b"") == shown
 
 
 @pytest.mark.parametrize("line", [b"lost\x1b\nnext\n", b"last\x1b\n", b"a\x1b]0;no end\nsecond\nthird\n"])
 def test_a_torn_escape_sequence_swallows_no_line(line):
-    rendered = prefix_display(is_terminal=True).render("gpu1", 0, STDOUT, line, AT)
+    rendered = render("gpu1", 0, line, is_terminal=True)
     assert rendered.count(b"[gpu1:0] ") == line.count(b"\n")
     assert all(word in rendered for word in re.findall(rb"lost|next|last|second|third", line))
 
 
 def test_lines_as_json():
-    block = JsonDisplay().render("gpu1", None, STDERR, b'a "b"\n', AT) + JsonDisplay().render(
-        "gpu2", 8, STDOUT, "\n\x1b[1m\u2028é\x9b\x7f\n".encode() + b"\xff\n", AT
+    block = json_lines(iso_time(AT), "gpu1", None, STDERR, b'a "b"\n') + json_lines(
+        iso_time(AT), "gpu2", 8, STDOUT, "\n\x1b[1m\u2028é\x9b\x7f\n".encode() + b"\xff\n"
     )
     assert block.endswith(b"\n")
     assert re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", block.decode()) is None  # whoever reads it on a terminal
@@ -603,6 +603,23 @@ def test_each_stream_is_a_terminal_or_not_by_itself(screen, capfd, terminal, str
         assert (read() if on_screen else b"") == on_screen
     captured = capfd.readouterr()
     assert (captured.out + captured.err).encode() == elsewhere
+
+
+def test_hosts_that_printed_the_same_are_folded_unless_they_printed_too_much(monkeypatch):
+    monkeypatch.setattr("launcher.output.console.MOST_FOLDED_BYTES", 4 * 20)
+    folds = Folds("abcd")
+    for host, lines in (
+        ("d", b"1\n2\n"),
+        ("b", b"other\n"),
+        ("a", b"1\n"),
+        ("a", b"2\n"),
+        *[("c", b"123456789\n")] * 3,
+    ):
+        folds.add(host, lines)
+    assert folds.group() == [(["a", "d"], b"1\n2\n"), (["b"], b"other\n"), (["c"], b"123456789\n" * 2)]
+    folds.add("b", b"other\n" * 9)
+    folds.add("b", b"end\n")
+    assert (folds.cut, folds.group()[1]) == (["c", "b"], (["b"], b"other\n" * 3))
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

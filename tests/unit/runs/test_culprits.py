@@ -18,9 +18,9 @@ from launcher.diagnosis.signatures import Explanation
 from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
-from launcher.output.console import MuteConsole
+from launcher.output.console import Console
+from launcher.output.output_streams import Style
 from launcher.output.run_folder import RunRecord
-from launcher.output.style import Style
 from launcher.runs import culprits
 from launcher.runs.bisection import Group, Together, Verdict
 from launcher.runs.culprits import NoVerdictError, find_between_attempts, search
@@ -140,7 +140,7 @@ def test_a_fault_of_this_machine_is_no_verdict() -> None:
 def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None:
     said: list[str] = []
 
-    class Screen(MuteConsole):
+    class Screen(Console):
         def say(self, text: str, style: Style = Style.TEXT) -> None:
             said.append(text)
 
@@ -150,6 +150,6 @@ def test_ctrl_c_between_two_attempts_is_answered_at_once(tmp_path: Path) -> None
 
     job, hosts = Job(Program(ProgramKind.SCRIPT, "train.py"), nproc=1, cpu=True), [Host("a"), Host("b")]
     with pytest.raises(Interrupted):
-        request = RunRequest(job, hosts, interrupt, RunRecord(tmp_path, "r", print), Screen(), RunOptions())
+        request = RunRequest(job, hosts, interrupt, RunRecord(tmp_path, "r", print), Screen((), None), RunOptions())
         asyncio.run(find_between_attempts(request, hosts))
     assert "launch: stopping the tests" in said

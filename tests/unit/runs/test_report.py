@@ -12,7 +12,7 @@ from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
 from launcher.job.plan import LaunchPlan, NodePlan
-from launcher.output.style import Style
+from launcher.output.output_streams import Style
 from launcher.preflight.findings import WARNING, Finding
 from launcher.runs.report import (
     cause_block,
