@@ -16,7 +16,7 @@ from launcher.cli.error_lines import tell
 from launcher.cli.find_run import find_run, read_record, read_state
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import DRY_RUN, option
+from launcher.cli.options.request import DRY_RUN, Option
 from launcher.cli.options.sources import gather
 from launcher.errors import LauncherError, UsageError
 from launcher.escapes import listed_names
@@ -24,9 +24,14 @@ from launcher.hosts.ranges import shown
 from launcher.runs.run_list import LISTING, ListedRun, RemoteRun, RunList
 
 
-@click.command("again", cls=Command, context_settings={"ignore_unknown_options": True}, params=[DRY_RUN])
-@click.argument("words", metavar="[RUN] [OPTION]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_runs)
-@option("--same-code", is_flag=True, help="Send the code that RUN sent with --sync, not that of now.", heading="Code")
+@click.command("again", cls=Command, context_settings={"ignore_unknown_options": True}, params=[
+    DRY_RUN, click.Argument(["words"], metavar="[RUN] [OPTION]...", nargs=-1, type=click.UNPROCESSED,
+                            shell_complete=complete_runs),
+    Option(
+        ["--same-code"], is_flag=True, help="Send the code that RUN sent with --sync, not that of now.",
+        heading="Code",
+    ),
+])  # fmt: skip
 @gather
 def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     """Start RUN again: the same command, options and hosts, in the same directory.  [default: the newest run]

@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 
 from launcher.cli.error_lines import find_asker, own_streams, show_error, tell
-from launcher.cli.find_run import ControllerLost, carry_out, controller_options, find_run, run_there
-from launcher.cli.options.completion import complete_runs
+from launcher.cli.find_run import ControllerLost, carry_out, find_run, run_there
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import option
+from launcher.cli.options.request import AS_JSON, RUN, RUN_PLACE
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.errors import LauncherError
@@ -24,10 +23,7 @@ _LAST_LINES = 20
 _TAIL_BYTES = 1 << 16
 
 
-@click.command("attach", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
-@controller_options
-@option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.", heading="Output")
+@click.command("attach", cls=Command, params=[RUN, *RUN_PLACE, AS_JSON])
 @gather
 def command(*, run: str | None, controller: str | None, ssh_config: Path | None, as_json: bool) -> int:
     """Show the last lines of RUN and its output until it ends.  [default: the newest run]

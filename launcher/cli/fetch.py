@@ -15,16 +15,15 @@ from launcher.cli.error_lines import show_error, tell, tell_lost
 from launcher.cli.find_run import (
     CONNECT_TIMEOUT_S,
     ask_value,
-    controller_options,
     find_run,
     open_way,
     read_record,
     unreadable,
 )
-from launcher.cli.options.completion import complete_files, complete_runs
+from launcher.cli.options.completion import complete_files
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import FILE, SIZE, option
+from launcher.cli.options.request import LOG_DIR, RUN, RUN_PLACE, SIZE, Option
 from launcher.cli.options.sources import gather, is_chosen, refuse_others
 from launcher.cli.repetition import read_origin, read_version
 from launcher.commands.fetch import Wish, fetch_files, refuse_pattern
@@ -45,38 +44,22 @@ _MOST_LOG_BYTES = 64 << 30
 _LOGS = ("run.json", "launch.log", "node_*.log", "samples.jsonl", "stacks-*.txt", "files", "bisection")
 
 
-@click.command("fetch", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
-@click.argument("paths", metavar="[PATH]...", nargs=-1, shell_complete=complete_files)
-@option("--code", is_flag=True, help="Copy the code of RUN to PATH instead.  [default PATH: RUN-code]", heading="Code")
-@option(
-    "--all",
-    "from_all",
-    is_flag=True,
-    help="Copy PATH from all hosts, not only from node 0.",
-    heading="Output",
-    needs="paths",
-)
-@option(
-    "--limit",
-    metavar="SIZE",
-    type=SIZE,
-    default="2GB",
-    show_default=True,
-    help="With PATH, copy at most SIZE from each host.",
-    heading="Output",
-    needs="paths",
-)
-@option(
-    "--log-dir",
-    metavar="DIR",
-    type=FILE,
-    default=Path("logs"),
-    show_default=True,
-    help="Directory for the copy.",
-    heading="Output",
-)
-@controller_options
+@click.command("fetch", cls=Command, params=[
+    RUN, click.Argument(["paths"], metavar="[PATH]...", nargs=-1, shell_complete=complete_files),
+    Option(
+        ["--code"], is_flag=True, help="Copy the code of RUN to PATH instead.  [default PATH: RUN-code]",
+        heading="Code",
+    ),
+    Option(
+        ["--all", "from_all"], is_flag=True, help="Copy PATH from all hosts, not only from node 0.", heading="Output",
+        needs="paths",
+    ),
+    Option(
+        ["--limit"], metavar="SIZE", type=SIZE, default="2GB", show_default=True,
+        help="With PATH, copy at most SIZE from each host.", heading="Output", needs="paths",
+    ),
+    LOG_DIR.but(help="Directory for the copy."), *RUN_PLACE,
+])  # fmt: skip
 @gather
 def command(
     *, run: str | None, paths: tuple[str, ...], code: bool, from_all: bool, limit: int, log_dir: Path,

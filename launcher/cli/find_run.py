@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from launcher.cli.error_lines import describe_lost, find_asker, own_streams, tell
-from launcher.cli.options.completion import complete_hosts
-from launcher.cli.options.request import FILE, option
 from launcher.commands.run_answers import find_value
 from launcher.concurrency import start_thread
 from launcher.errors import (
@@ -61,31 +59,6 @@ _MOST_SAID = 2000
 ASK = "ask"  # to a launch elsewhere, instead of a command: answer a question about a run, see launcher.cli.answer
 _TakenT = TypeVar("_TakenT")
 _Answers = SimpleQueue[tuple[Way, "list[RunRow] | HostFailure"]]
-
-_OPTIONS = (
-    option(
-        "--controller",
-        metavar="HOST",
-        shell_complete=complete_hosts,
-        help="Controller host of the run.  [default: as in launch ps]",
-        heading="Hosts",
-    ),
-    option(
-        "--ssh-config",
-        metavar="FILE",
-        type=FILE,
-        help="With --controller, read FILE instead of ~/.ssh/config.",
-        heading="Hosts",
-        needs="controller",
-    ),
-)
-
-
-def controller_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that name where a run is controlled."""
-    for add in reversed(_OPTIONS):
-        command = add(command)
-    return command
 
 
 def find_run(word: str | None, controller: str | None = None, ssh_config: Path | None = None) -> ListedRun | RemoteRun:

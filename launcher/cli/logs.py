@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from launcher.cli.error_lines import own_streams, tell
-from launcher.cli.find_run import controller_options, find_run, run_there
-from launcher.cli.options.completion import complete_runs
+from launcher.cli.find_run import find_run, run_there
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import AGO, option
+from launcher.cli.options.request import AGO, RUN, RUN_PLACE, Option
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import is_running
 from launcher.errors import EXIT_FAILED
@@ -19,21 +18,17 @@ from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs
 from launcher.output.log_reader import follow as keep_printing
 from launcher.runs.run_list import RemoteRun
 
+_NUMBER = click.IntRange(min=0)
 
-@click.command("logs", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
-@controller_options
-@option("-f", "--follow", is_flag=True, help="Continue until the run ends.", heading="Output")
-@option("--node", metavar="N", type=click.IntRange(min=0), help="Only the host with this node rank.", heading="Output")
-@option("--rank", metavar="R", type=click.IntRange(min=0), help="Only this rank, byte for byte.", heading="Output")
-@option(
-    "--attempt",
-    metavar="K",
-    type=click.IntRange(min=0),
-    help="Only restart K; 0 is the first start.",
-    heading="Output",
-)
-@option("--since", metavar="T", type=AGO, help="Only the last T, such as 10m.", heading="Output")
+
+@click.command("logs", cls=Command, params=[
+    RUN, *RUN_PLACE,
+    Option(["-f", "--follow"], is_flag=True, help="Continue until the run ends.", heading="Output"),
+    Option(["--node"], metavar="N", type=_NUMBER, help="Only the host with this node rank.", heading="Output"),
+    Option(["--rank"], metavar="R", type=_NUMBER, help="Only this rank, byte for byte.", heading="Output"),
+    Option(["--attempt"], metavar="K", type=_NUMBER, help="Only restart K; 0 is the first start.", heading="Output"),
+    Option(["--since"], metavar="T", type=AGO, help="Only the last T, such as 10m.", heading="Output"),
+])  # fmt: skip
 @gather
 def command(
     *, run: str | None, follow: bool, node: int | None, rank: int | None, since: float | None, attempt: int | None,

@@ -16,7 +16,7 @@ import click
 
 from launcher.cli.options.completion import complete_hosts, complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import FILE, option
+from launcher.cli.options.request import AS_JSON, RUN_PLACE, Option
 from launcher.cli.options.sources import gather, refuse_others
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
@@ -29,38 +29,22 @@ _MOST_CELL = 60
 _LEAST_COLUMNS = 10  # for the last line
 
 
-@click.command("ps", cls=Command)
-@option("--json", "as_json", is_flag=True, help="Print one JSON list to stdout.", heading="Output")
-@option(
-    "-a",
-    "--all",
-    "all_runs",
-    is_flag=True,
-    help="List all runs.  [default: the active ones and the newest 20]",
-    heading="Output",
-)
-@option(
-    "--hosts",
-    metavar="LIST",
-    help="List the runs that these hosts control, wherever they were started.",
-    shell_complete=complete_hosts,
-    heading="Hosts",
-)
-@option(
-    "--ssh-config",
-    metavar="FILE",
-    type=FILE,
-    help="With --hosts, read FILE instead of ~/.ssh/config.",
-    heading="Hosts",
-    needs="hosts",
-)
-@option(
-    "--forget",
-    metavar="RUN",
-    shell_complete=complete_runs,
-    help="Remove RUN from the list, if it has ended or its controller host doesn't know it.",
-    heading="Output",
-)
+@click.command("ps", cls=Command, params=[
+    AS_JSON.but(help="Print one JSON list to stdout."),
+    Option(
+        ["-a", "--all", "all_runs"], is_flag=True, heading="Output",
+        help="List all runs.  [default: the active ones and the newest 20]",
+    ),
+    Option(
+        ["--hosts"], metavar="LIST", help="List the runs that these hosts control, wherever they were started.",
+        shell_complete=complete_hosts, heading="Hosts",
+    ),
+    RUN_PLACE[1].but(help="With --hosts, read FILE instead of ~/.ssh/config.", needs="hosts"),
+    Option(
+        ["--forget"], metavar="RUN", shell_complete=complete_runs, heading="Output",
+        help="Remove RUN from the list, if it has ended or its controller host doesn't know it.",
+    ),
+])  # fmt: skip
 @gather
 def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forget: str | None, as_json: bool) -> int:
     """List the runs that were started on this machine, the newest first.

@@ -6,20 +6,19 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.find_run import controller_options
-from launcher.cli.options.completion import complete_runs
+from launcher.cli.find_run import ask_value, find_run
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import FILE, option
+from launcher.cli.options.request import FILE, RUN, RUN_PLACE, Option
 from launcher.cli.options.sources import gather
 from launcher.errors import LauncherError, UsageError
 from launcher.private_files import replace_private
 from launcher.runs.run_list import ListedRun, RemoteRun
 
 
-@click.command("report", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
-@option("-o", "--output", metavar="FILE", type=FILE, help="Write the page to FILE.", heading="Output")
-@controller_options
+@click.command("report", cls=Command, params=[
+    RUN, Option(["-o", "--output"], metavar="FILE", type=FILE, help="Write the page to FILE.", heading="Output"),
+    *RUN_PLACE,
+])  # fmt: skip
 @gather
 def command(*, run: str | None, output: Path | None, controller: str | None, ssh_config: Path | None) -> int:
     """Make a page of RUN and print its path: the cause, attempts, numbers and GPUs.  [default: the newest run]
@@ -27,7 +26,6 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
     The page is one HTML file, which loads nothing: report.html among the logs, or logs/RUN-report.html of a run whose
     logs are on another machine.
     """
-    from launcher.cli.find_run import ask_value, find_run
     from launcher.commands.report_page.contents import collect_contents, read_contents
     from launcher.commands.report_page.page import write_page
 

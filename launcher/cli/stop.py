@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 
 from launcher.cli.error_lines import own_streams, tell
-from launcher.cli.find_run import controller_options, find_active_run, find_run, run_there
+from launcher.cli.find_run import find_active_run, find_run, run_there
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
-from launcher.cli.options.request import option
+from launcher.cli.options.request import RUN, RUN_PLACE, Option
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.errors import UsageError
@@ -27,15 +27,14 @@ _AGAIN_S = 0.5  # between the two signals of --now
 _UNHEARD_S = 10.0  # the same, if nothing shows that the first one was heard: they would be one to a controller
 
 
-@click.command("stop", cls=Command)
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
-@option(
-    "--now",
-    is_flag=True,
-    help="Kill the ranks at once, as a second Ctrl-C does: they can't save.",
-    heading="Stopping and restarts",
-)
-@controller_options
+@click.command("stop", cls=Command, params=[
+    RUN,
+    Option(
+        ["--now"], is_flag=True, help="Kill the ranks at once, as a second Ctrl-C does: they can't save.",
+        heading="Stopping and restarts",
+    ),
+    *RUN_PLACE,
+])  # fmt: skip
 @gather
 def command(*, run: str | None, now: bool, controller: str | None, ssh_config: Path | None) -> int:
     """Stop RUN as Ctrl-C in its terminal does, and wait for its end.  [default: the only active run]
@@ -100,9 +99,9 @@ def _is_stopping(run: ListedRun) -> bool:
     return state is not None and state.what is Activity.STOPPING
 
 
-@click.command("wait", cls=Command)
-@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_runs)
-@controller_options
+@click.command("wait", cls=Command, params=[
+    click.Argument(["runs"], metavar="[RUN]...", nargs=-1, shell_complete=complete_runs), *RUN_PLACE,
+])  # fmt: skip
 @gather
 def wait(*, runs: tuple[str, ...], controller: str | None, ssh_config: Path | None) -> int:
     """Wait until RUN ends, print its result, and exit with its exit code.  [default: the newest run]

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
-from launcher.cli.options.request import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, NAME_HOSTS, REACH, Request, option
+from launcher.cli.options.request import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, NAME_HOSTS, REACH, RUN, Option, Request
 from launcher.cli.options.sources import gather, is_on_command_line
 from launcher.errors import EXIT_SIGNAL_BASE, UsageError
 from launcher.output.lines import STDERR
@@ -36,10 +35,10 @@ _LINES_BELOW = 1  # the table
 
 
 @click.command("top", cls=Command, params=[
-    CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON, AS_JSON.but(help="Print one JSON object per sample of a host."),
+    RUN, CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON,
+    AS_JSON.but(help="Print one JSON object per sample of a host."),
+    Option(["--once"], is_flag=True, help="Print the table once.", heading="Output"),
 ])  # fmt: skip
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
-@option("--once", is_flag=True, help="Print the table once.", heading="Output")
 @gather
 def command(*, run: str | None, once: bool, request: Request) -> int:
     """Show what the GPUs of RUN's hosts do, or of other hosts, and why their clocks are held down.

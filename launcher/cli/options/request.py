@@ -10,15 +10,15 @@ import copy
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import click
 
-from launcher.cli.options.completion import complete_files, complete_hosts
+from launcher.cli.options.completion import complete_files, complete_hosts, complete_runs
 from launcher.errors import UsageError
 from launcher.hosts.entering import parse_entering
 from launcher.hosts.host import MAX_SLOTS
@@ -26,8 +26,6 @@ from launcher.hosts.ranges import MAX_HOSTS, NUMBER, shown
 from launcher.job.job import OnHang, Start, Timeouts
 from launcher.transports.base import TransportSettings
 from launcher.transports.registry import TRANSPORTS
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # The headings of --help, in their order; an option without one is a general one.
 HEADINGS = (
@@ -123,11 +121,6 @@ class Option(click.Option):
 def _turn_off(flag: str) -> str:
     """Return the form of a switch that turns it off; `--check` is another option, and a script may have --samples."""
     return f"--with-{flag[5:]}" if flag.startswith("--no-") else f"--no-{flag[2:]}"
-
-
-def option(*names: str, **attributes: Any) -> Callable[[Function], Function]:
-    """Declare an option that only one command has."""
-    return click.option(*names, cls=Option, **attributes)
 
 
 class CodeFolder(click.types.StringParamType):
@@ -570,7 +563,8 @@ def _options(names: str) -> tuple[Option, ...]:
 
 ENTER, CPU, WORKDIR, PYTHON, ENV = _options("enter cpu workdir python env")
 MASTER_ADDR, DRY_RUN, CHECK, NO_CHECK, STEP_TIMEOUT = _options("master_addr dry_run check no_check timeout")
-LOAD, AS_JSON, DETACH, CONTROLLER, NOTIFY = _options("gpus_under_load as_json detach controller notify")
+LOAD, AS_JSON, LOG_DIR = _options("gpus_under_load as_json log_dir")
+DETACH, CONTROLLER, NOTIFY = _options("detach controller notify")
 HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
 HOSTS = _options("hosts hostfile include exclude num_nodes")
 # What has no effect on a transport without SSH.
@@ -593,6 +587,18 @@ OUTPUT = _options("quiet ranks as_json log_dir name verbose")
 WORDS = click.Argument(
     ["words"], metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_files
 )
+# Of commands about a run: which one, and where it is controlled.
+RUN = click.Argument(["run"], metavar="[RUN]", required=False, shell_complete=complete_runs)
+RUN_PLACE = (
+    Option(
+        ["--controller"], metavar="HOST", shell_complete=complete_hosts,
+        help="Controller host of the run.  [default: as in launch ps]", heading="Hosts",
+    ),
+    Option(
+        ["--ssh-config"], metavar="FILE", type=FILE, help="With --controller, read FILE instead of ~/.ssh/config.",
+        heading="Hosts", needs="controller",
+    ),
+)  # fmt: skip
 # In launcher.toml, the words of a command that has none.
 SCRIPT = Option(["--script"], in_file=True)
 
