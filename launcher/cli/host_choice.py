@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.request import HERE, HOSTS, REACH, SSH, Request
+from launcher.cli.options.request import HERE, HOSTS, REACH, Request
 from launcher.cli.options.sources import is_chosen, is_on_command_line, name_source
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
@@ -105,22 +105,18 @@ def refuse_spares(job: Job, hosts: Sequence[Host], spares: Sequence[Host], reque
 def choose_way(settings: TransportSettings, hosts: Sequence[Host]) -> tuple[TransportEntry, TransportSettings]:
     """Return the transport, and the settings with the Slurm job that this process is in.
 
-    Raise UsageError if no transport reaches the hosts, and for options that the chosen one would ignore.
+    Raise UsageError if no transport reaches the hosts.
     """
     allocation = read_allocation(os.environ)
     chosen = choose_transport(settings.transport, hosts, allocation)
-    if not chosen.uses_ssh:
-        _refuse_ssh(chosen, hosts)
-    elif settings.ask_password and chosen is not FABRIC:
+    if settings.ask_password and chosen.uses_ssh and chosen is not FABRIC:
         raise UsageError("--ask-password works only with --transport fabric", f"{chosen.name} takes a key")
     return chosen, replace(settings, allocation=allocation)
 
 
 def choose_controller(request: Request, hosts: Sequence[Host], spares: Sequence[Host]) -> Host | None:
     """Return the host that is to control the run: by default the last spare, or else node 0; None: this machine."""
-    if (
-        not request.detach or request.controller == HERE or "SLURM_JOB_ID" in os.environ
-    ):  # there, nothing outlives the job
+    if not request.detach or request.controller == HERE or "SLURM_JOB_ID" in os.environ:  # nothing outlives the job
         return None
     if request.controller is None:
         return (*hosts, *spares)[-1] if spares else hosts[0]
@@ -168,40 +164,14 @@ def _ask_password() -> str:
 
 
 def open_this_machine() -> Opener:
-    """Return what starts the ranks on this machine, without SSH; raise UsageError if they can't run here."""
+    """Return what starts the ranks on this machine, without SSH; raise UsageError on a Mac: they need Linux."""
     from launcher.transports.process_channel import LocalTransport
 
-    refuse_ranks_here()
-    return lambda hosts, say: LocalTransport()
-
-
-def refuse_ranks_here() -> None:
-    """Raise UsageError on a Mac: the helper that runs the ranks needs Linux."""
     if sys.platform != "linux":
         system = "macOS" if sys.platform == "darwin" else sys.platform
         fix = "name Linux hosts: launch --hosts a,b"
         raise UsageError(f"this machine runs {system}, and ranks need Linux", fix)
-
-
-def _refuse_ssh(transport: TransportEntry, hosts: Sequence[Host]) -> None:
-    """Raise UsageError for options that only SSH uses; launcher.toml may set them for runs outside a Slurm job."""
-    for option in SSH:
-        if is_on_command_line(option.name):
-            text = f"{option.flag} is for SSH, but {transport.name} doesn't use SSH"
-            raise UsageError(text, "omit it, or use a transport over SSH: --transport fabric")
-    for host in hosts:
-        if host.user is not None and not _is_own_name(host.user):
-            text = f"{host.source}: {host.name} has the user {host.user}, but {transport.name} runs everything as you"
-            raise UsageError(text, "omit the user, or log in as that user: --transport fabric")
-
-
-def _is_own_name(user: str) -> bool:
-    import pwd
-
-    try:
-        return pwd.getpwnam(user).pw_uid == os.getuid()
-    except KeyError:
-        return False
+    return lambda hosts, say: LocalTransport()
 
 
 def refuse_without_hosts() -> None:

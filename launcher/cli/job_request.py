@@ -141,11 +141,6 @@ def _default_script(words: Sequence[str]) -> list[str]:
         return []
     if isinstance(default, list):
         return [str(word) for word in default]
-    path, *args = str(default).split()
-    if args and path.endswith(".py") and not Path(str(default)).exists():
-        listed = ", ".join(f'"{word}"' for word in (path, *args))
-        fix = f"to pass arguments, write a list: script = [{listed}]"
-        raise UsageError(f"script = {str(default)!r} is read as one path", fix)
     return [str(default)]
 
 

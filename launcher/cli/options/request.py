@@ -567,8 +567,6 @@ LOAD, AS_JSON, LOG_DIR = _options("gpus_under_load as_json log_dir")
 DETACH, CONTROLLER, NOTIFY = _options("detach controller notify")
 HELPER_PYTHON = PYTHON.but(help="Python 3.8 or newer for launch's helper.  [default: python3]")
 HOSTS = _options("hosts hostfile include exclude num_nodes")
-# What has no effect on a transport without SSH.
-SSH = _options("ssh_config ask_password")
 REACH = _options("transport ssh_config enter ask_password connect_timeout")
 SYNC = _options("sync no_sync sync_limit link")
 # The environment that a node enters before it looks for a Python.

@@ -764,14 +764,6 @@ def test_collectives_on_an_allocation(in_allocation, launch, jobs):
          "name its nodes, n[1-2], or use --transport fabric"),
         ("--transport srun --hosts a t.py", {"SLURM_JOB_ID": ""}, "", "--transport srun: not in a Slurm allocation",
          "start one with salloc or sbatch"),
-        *(
-            (f"{option} t.py", {}, SLURM_LINE, f"{option.split()[0]} is for SSH, but srun doesn't use SSH",
-             "omit it, or use a transport over SSH: --transport fabric")
-            for option in ("--ask-password", "--ssh-config f")
-        ),
-        ("--transport srun --hosts n1,ann@n2 t.py", {}, "",
-         "--hosts: n2 has the user ann, but srun runs everything as you",
-         "omit the user, or log in as that user: --transport fabric"),
         ("t.py", SLURM_TASK, "", "srun has started launch 2 times, and each would start its own run",
          "start it once, without srun: it reaches every node of the job by itself"),
         ("exec -- true", SLURM_TASK, "", "srun has started launch 2 times, and each would start its own run",

@@ -200,14 +200,3 @@ def test_the_script_of_the_file_may_have_arguments(read_program: ReadProgram, fo
     assert read_program("./t.py -- --lr 1") == ["script", "./t.py", "--", "--lr", "1"]
     (folder / "launcher.toml").write_text('hosts = "a"\nscript = "a path.py"\n')
     assert read_program("") == ["script", "a path.py"]
-
-
-def test_arguments_in_a_path_of_the_file_are_told_from_it(launch: Launch, folder: Path) -> None:
-    (folder / "launcher.toml").write_text('hosts = "a"\nscript = "train.py --lr 1"\n')
-    assert launch("--no-check") == (
-        EXIT_USAGE,
-        "",
-        "launch: using launcher.toml (hosts, script)\n"
-        "launch: script = 'train.py --lr 1' is read as one path\n"
-        '  fix: to pass arguments, write a list: script = ["train.py", "--lr", "1"]\n',
-    )
