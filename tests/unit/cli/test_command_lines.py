@@ -123,7 +123,7 @@ def load(name: str) -> tuple[click.Command, click.Context | None]:
 def describe(line: str) -> str:
     """Return what is made of a command line: its request, what follows from that, and what a dry run prints.
 
-    The plan names all hosts, and has the command of the first one; the program and its directory are in that.
+    The plan is shown if a line asks for it: it names all hosts, and has the command of the first one.
     """
     with project() as folder:
         program, *words = shlex.split(line)
@@ -137,7 +137,8 @@ def describe(line: str) -> str:
                 dry = [] if "--dry-run" in rest and "--check" not in rest else ["--dry-run"]
                 plan = call(program, [name, *dry, *(word for word in rest if word != "--check")])
                 first = next((line for line in plan if line.startswith("  cd ")), "")
-                said += [line for line in plan if line == first or not line.startswith("  cd ")]  # of one host
+                shown = [line for line in plan if line == first or not line.startswith("  cd ")]  # of one host
+                said += [line for line in shown if "--dry-run" in rest or not line.startswith("  ")]
             elif name in PRINTED:
                 said += call(program, [name, *rest])
     text = "".join(f"{each.rstrip()}\n" for each in said if each not in ("job: ", "run: "))

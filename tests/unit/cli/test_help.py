@@ -19,19 +19,9 @@ Launch = Callable[..., tuple[int, str, str]]
 WITHOUT_DEFAULTS = ("again", "ps", "attach", "logs", "wait", "stop", "fetch", "report", "completion")
 
 
-@pytest.fixture
-def launch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Launch:
-    """Return a function that calls a command at 80 columns and gives (exit code, stdout, stderr)."""
+@pytest.fixture(autouse=True)
+def _columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*words: str, entry: Callable[[list[str]], None] = cli.main) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            entry([*words])
-        out, err = capsys.readouterr()
-        assert isinstance(end.value.code, int)
-        return end.value.code, out, err
-
-    return call
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import main as cli
 from launcher.cli.options.launcher_toml import find_places
 from launcher.cli.options.request import KEYS
 from launcher.errors import EXIT_USAGE
@@ -27,20 +26,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(project / "exp" / "deep")
     monkeypatch.setattr("os.environ", {"COLUMNS": "80", "HOME": str(tmp_path)})
     return project
-
-
-@pytest.fixture
-def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
-    """Return a function that calls a command and gives (exit code, stdout, stderr)."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main([*words])
-        out, err = capsys.readouterr()
-        assert isinstance(end.value.code, int)
-        return end.value.code, out, err
-
-    return call
 
 
 NO_HOSTS = (

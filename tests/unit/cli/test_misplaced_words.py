@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import main as cli
 from launcher.errors import EXIT_USAGE
 
 Launch = Callable[[str], tuple[int, str, str]]
@@ -28,20 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "logs").mkdir()
     (tmp_path / "app" / "__main__.py").touch()
     return tmp_path
-
-
-@pytest.fixture
-def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
-    """Return a function that calls a command and gives (exit code, stdout, stderr)."""
-
-    def call(line: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main(line.split())
-        out, err = capsys.readouterr()
-        assert isinstance(end.value.code, int)
-        return end.value.code, out, err
-
-    return call
 
 
 @pytest.fixture
@@ -81,6 +66,9 @@ WRONG = [
         ]
     ),
     ("--gpus 2 check --hosts n5", "'check' is a command", "write it first: launch check ..."),
+    ("--hosts a exec -- x", "'exec' is a command", "write it first: launch exec ..."),
+    ("--hosts a --nproc 1 --cpu -- demo", "'demo' is a command", "write it first: launch demo ..."),
+    ("singlenode --nproc 1 --cpu status", "no file or command 'status'; did you mean 'ps'?", COMMANDS),
     ("node train.py --nnodes 2", "--nnodes is missing", "see launch node --help for the options"),
     # what launch starts itself
     ("python train.py", "python: launch starts Python itself", "omit it: launch ... SCRIPT"),

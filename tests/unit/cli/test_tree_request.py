@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from machines.repositories import make_repository, write_files
 
-from launcher.cli import main as cli
 from launcher.cli.job_request import read_job
 from launcher.cli.options.sources import make_request, settle
 from launcher.cli.run import command as run_command
@@ -46,20 +43,6 @@ def repository(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     root = shutil.copytree(template, tmp_path / "proj")
     monkeypatch.chdir(root)
     return root
-
-
-@pytest.fixture
-def launch(capsys: pytest.CaptureFixture[str]) -> Launch:
-    """Return a function that calls a command and gives (exit code, stdout, stderr)."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            cli.main(list(words))
-        out, err = capsys.readouterr()
-        assert isinstance(end.value.code, int)
-        return end.value.code, out, err
-
-    return call
 
 
 def read(*words: str) -> Job:
@@ -266,20 +249,12 @@ def test_a_script_that_is_nowhere(launch: Launch) -> None:
     )
 
 
-def test_sync_after_the_script_goes_to_the_script(launch: Launch) -> None:
-    code, out, err = launch(*PLAN, "train.py", "--sync", "sub")
-    assert (code, err) == (
-        0, "launch: --sync after train.py goes to train.py; put options of launch before it\n"
-    )  # fmt: skip
-    assert out.endswith(" -- train.py --sync sub\n")
-
-
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("size", "is_enough"),
-    [("44", False), ("51", True), ("50B", False), ("0.051k", True), ("0.05KB", False), ("1 kB", True), ("1T", True)],
+    [("44", False), ("0.051k", True), ("0.05KB", False), ("1 kB", True)],
 )
 def test_more_than_the_limit_is_refused(repository: Path, launch: Launch, size: str, is_enough: bool) -> None:
     code, _, err = launch(*PLAN, "--sync", "--sync-limit", size, "train.py")
@@ -291,36 +266,14 @@ def test_more_than_the_limit_is_refused(repository: Path, launch: Launch, size: 
     ))  # fmt: skip
 
 
-@pytest.mark.parametrize("size", ["", "1PB", "²"])
-def test_a_limit_that_is_no_size(launch: Launch, size: str) -> None:
-    code, _, err = launch(*PLAN, "--sync", f"--sync-limit={size}", "train.py")
-    assert (code, err) == (
-        EXIT_USAGE, f"launch: --sync-limit: must be a size such as 500MB or 2GB, got {size!r}\n"
-        "  fix: see launch run --help for the options\n",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("option", "value"), [("--sync-limit", "1MB"), ("--link", "data=/mnt")])
-def test_what_needs_sync(launch: Launch, option: str, value: str) -> None:
-    code, _, err = launch(*PLAN, option, *value.split(), "train.py")
-    assert (code, err) == (
-        EXIT_USAGE, f"launch: {option} works only with --sync\n  fix: add --sync, or omit {option}\n"
-    )  # fmt: skip
-
-
 # ---- links ----------------------------------------------------------------------------------------------------------
 
 _AS = "write it as --link data=/mnt/data"
 WRONG_LINKS = [
-    ("data", "must be NAME=PATH with an absolute path, got 'data'", _AS),
-    ("data=", "must be NAME=PATH with an absolute path, got 'data='", _AS),
     ("data=mnt", "must be NAME=PATH with an absolute path, got 'data=mnt'", _AS),
     ("=/mnt", "'' must be a name in the directory that is sent", _AS),
-    (".=/mnt", "'.' must be a name in the directory that is sent", _AS),
-    ("/data=/mnt", "'/data' must be a name in the directory that is sent", _AS),
     ("a/../b=/mnt", "'a/../b' must be a name in the directory that is sent", _AS),
     ("sub=/mnt", "'sub' is sent, so it can't be a link", "leave it out with .launchignore, or omit the link"),
-    ("train.py=/mnt", "'train.py' is sent, so it can't be a link", "leave it out with .launchignore, or omit the link"),
     ("train.py/x=/mnt", "'train.py/x' is sent, so it can't be a link",
      "leave it out with .launchignore, or omit the link"),
     ("data/set/a=/mnt", "'data/set/a' is below 'data', which is a link itself",
@@ -429,44 +382,15 @@ def test_an_ignored_directory_that_can_t_be_read(repository: Path, monkeypatch: 
 
 # ---- what is shown and typed again ----------------------------------------------------------------------------------
 
-DRY_RUN = """\
-# node 0: a, rank 0
-cd '<code on a>/sub' && env PYTHONPATH='<code on a>:<code on a>/src' PYTHONUNBUFFERED=1 \
-GLOO_SOCKET_IFNAME='<interface of a>' NCCL_SOCKET_IFNAME='=<interface of a>' CUDA_VISIBLE_DEVICES='' \
-'<python with torch on a>' -m torch.distributed.run --nnodes 1 --node-rank 0 --nproc-per-node 1 \
---rdzv-backend static --rdzv-conf timeout=120 --master-addr 127.0.0.1 --master-port '<free port on a>' \
---local-addr '<address of a>' --max-restarts 0 -- ../train.py --lr 1
-"""
 
-
-def test_a_dry_run_shows_where_the_code_will_be(
-    repository: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_files(repository, "src/pkg/__init__.py")
-    monkeypatch.chdir("sub")
-    code, out, err = launch(*PLAN, "--sync", "../train.py", "--lr", "1")
-    code_line, _, commands = out.partition("\n")
-    assert re.fullmatch("# code [0-9a-f]{7}: 5 files, 70 bytes", code_line)
-    assert (code, commands, err) == (0, DRY_RUN, "")
-    code, out, _ = launch(*PLAN, "--json", "--sync", f"{repository}/train.py")
-    assert (code, json.loads(out)["program"]["target"]) == (0, "../train.py")
-
-
-def test_a_file_that_says_sync_can_be_overruled(
-    repository: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file itself may be outside of the home directory."""
+def test_a_file_that_says_sync_can_be_overruled(repository: Path, launch: Launch) -> None:
     (repository / "launcher.toml").write_text('sync = true\nlink = ["data=/mnt"]\n')
-    trusted = ("--config", "launcher.toml")
-    assert "<code on a>" in launch(*PLAN, *trusted, "train.py")[1]
-    assert "<code on a>" not in launch(*PLAN, *trusted, "--no-sync", "train.py")[1]
-    code, _, err = launch(*PLAN, *trusted, "--sync", "--no-sync", "train.py")
+    assert "<code on a>" in launch(*PLAN, "train.py")[1]
+    assert "<code on a>" not in launch(*PLAN, "--no-sync", "train.py")[1]
+    code, _, err = launch(*PLAN, "--sync", "--no-sync", "train.py")
     assert (code, err.splitlines()[-2:]) == (
         EXIT_USAGE, ["launch: --sync and --no-sync contradict each other", "  fix: omit one of them"],
     )  # fmt: skip
-    monkeypatch.setenv("HOME", str(repository / "sub"))
-    (repository / "launcher.toml").write_text("sync = true\n")
-    assert "<code on a>" in launch(*PLAN, "train.py")[1]
 
 
 def test_warnings_are_said_before(repository: Path, launch: Launch) -> None:
@@ -478,13 +402,6 @@ def test_warnings_are_said_before(repository: Path, launch: Launch) -> None:
     )  # fmt: skip
 
 
-def test_sync_without_a_program_sends_the_code_of_the_built_in_trainer(repository: Path) -> None:
-    job = read("--sync")
-    assert job.tree is not None
-    assert replace(job.tree, links=()) == tree_of("--sync", "train.py")
-    assert job.tree.links == (Link("outputs", f"{repository}/outputs", may_make=True),)
-
-
 def test_a_directory_without_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_repository(tmp_path / "none")
     monkeypatch.chdir(root)
@@ -493,9 +410,3 @@ def test_a_directory_without_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_files(root, "one")
     (root / "one").write_bytes(b"")
     assert (tree_of("--sync", "--no-python", "true").files, tree_of("--sync=.", "one").bytes_in_all) == (1, 0)
-
-
-def test_a_wrong_value_in_launcher_toml(repository: Path, launch: Launch) -> None:
-    (repository / "launcher.toml").write_text("sync = ['sub']\n")
-    code, _, err = launch(*PLAN, "train.py")
-    assert (code, err) == (EXIT_USAGE, "launch: launcher.toml: sync must be true, false or a directory, got ['sub']\n")
