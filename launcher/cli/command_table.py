@@ -44,88 +44,37 @@ COMMANDS = {name: entry for entries in GROUPS.values() for name, entry in entrie
 DEFAULT_COMMAND = "run"
 
 # What help of a command, or of `launch` itself, shows. A test plans or parses each of them.
-EXAMPLES = {
-    "run": (  # and of `launch` itself, whose help has lines for two
+EXAMPLES = {  # of `run` also that of `launch` itself, whose help has lines for two
+    "run": (
         "launch --hosts gpu1,gpu2 --gpus 8 train.py --lr 3e-4",
         "launch --hosts 'gpu[1-4]' --sync --restarts 10 --detach train.py",
     ),
-    "singlenode": (
-        "launch singlenode --gpus 4 train.py",
-        "launch singlenode --nproc 2 --cpu train.py",
-    ),
+    "singlenode": ("launch singlenode --gpus 4 train.py", "launch singlenode --nproc 2 --cpu train.py"),
     "node": (
         "launch node --nnodes 2 --node-rank 0 --master-addr gpu1 --gpus 8 train.py",
         "launch node --nnodes 2 --node-rank 1 --master-addr gpu1 --gpus 8 train.py",
     ),
-    "again": (
-        "launch again",
-        "launch again 20261120-091233 --same-code --restarts 10",
-    ),
-    "check": (
-        "launch check --hosts gpu1,gpu2",
-        "launch check --hosts 'gpu[1-4]' --venv .venv train.py",
-    ),
-    "free": (
-        "launch free --hosts gpu1,gpu2",
-        "launch free --hosts 'gpu[1-4]' --json",
-    ),
-    "ps": (
-        "launch ps",
-        "launch ps --all --json",
-    ),
-    "top": (
-        "launch top",
-        "launch top --hosts 'gpu[1-4]' --once",
-    ),
-    "attach": (
-        "launch attach",
-        "launch attach baseline",
-    ),
-    "logs": (
-        "launch logs -f",
-        "launch logs 20261120-091233 --rank 3 --since 10m",
-    ),
-    "wait": (
-        "launch wait",
-        "launch wait 20261120-091233 baseline",
-    ),
-    "stop": (
-        "launch stop",
-        "launch stop 20261120-091233 --now",
-    ),
-    "fetch": (
-        "launch fetch",
-        "launch fetch 20261120-091233 outputs/",
-    ),
-    "report": (
-        "launch report",
-        "launch report 20261120-091233 -o report.html",
-    ),
-    "clean": (
-        "launch clean --hosts gpu1,gpu2 --dry-run",
-        "launch clean --hosts gpu1,gpu2",
-    ),
+    "again": ("launch again", "launch again 20261120-091233 --same-code --restarts 10"),
+    "check": ("launch check --hosts gpu1,gpu2", "launch check --hosts 'gpu[1-4]' --venv .venv train.py"),
+    "free": ("launch free --hosts gpu1,gpu2", "launch free --hosts 'gpu[1-4]' --json"),
+    "ps": ("launch ps", "launch ps --all --json"),
+    "top": ("launch top", "launch top --hosts 'gpu[1-4]' --once"),
+    "attach": ("launch attach", "launch attach baseline"),
+    "logs": ("launch logs -f", "launch logs 20261120-091233 --rank 3 --since 10m"),
+    "wait": ("launch wait", "launch wait 20261120-091233 baseline"),
+    "stop": ("launch stop", "launch stop 20261120-091233 --now"),
+    "fetch": ("launch fetch", "launch fetch 20261120-091233 outputs/"),
+    "report": ("launch report", "launch report 20261120-091233 -o report.html"),
+    "clean": ("launch clean --hosts gpu1,gpu2 --dry-run", "launch clean --hosts gpu1,gpu2"),
     "exec": (
         "launch exec --hosts gpu1,gpu2 -- nvidia-smi -L",
         "launch exec --hosts 'gpu[1-4]' --fold -- 'df -h / | tail -1'",
     ),
-    "hosts": (
-        "launch hosts --hosts 'gpu[1-4]' --exclude gpu3",
-        "launch hosts --hosts 'gpu[1-4]' --json",
-    ),
-    "completion": (
-        "launch completion bash",
-        "launch completion zsh",
-    ),
-    "demo": (
-        "launch demo",
-        "launch demo --nodes 3 --nproc 1",
-    ),
-    "test-distributed": (
-        "test-distributed 2 --cpu",
-        "test-distributed 8 --hosts gpu1,gpu2",
-    ),
-}
+    "hosts": ("launch hosts --hosts 'gpu[1-4]' --exclude gpu3", "launch hosts --hosts 'gpu[1-4]' --json"),
+    "completion": ("launch completion bash", "launch completion zsh"),
+    "demo": ("launch demo", "launch demo --nodes 3 --nproc 1"),
+    "test-distributed": ("test-distributed 2 --cpu", "test-distributed 8 --hosts gpu1,gpu2"),
+}  # fmt: skip
 
 
 def load_command(name: str) -> click.Command:

@@ -24,7 +24,7 @@ from launcher.cli.options.completion import complete_files
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import LOG_DIR, RUN, RUN_PLACE, SIZE, Option
-from launcher.cli.options.sources import gather, is_chosen, refuse_others
+from launcher.cli.options.sources import gather, is_chosen
 from launcher.cli.repetition import read_origin, read_version
 from launcher.commands.fetch import Wish, fetch_files, refuse_pattern
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
@@ -76,8 +76,6 @@ def command(
     With --code, the code of RUN: the files that it sent with --sync, or else the patch against its commit. PATH and
     --code need the machine where RUN was started.
     """
-    if code:
-        refuse_others("code", "controller", "ssh_config")
     found = find_run(run, controller, ssh_config)
     if code:
         if len(paths) > 1:

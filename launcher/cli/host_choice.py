@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
-from launcher.cli.options.request import HERE, HOSTS, REACH, Request
+from launcher.cli.options.request import HERE, Request
 from launcher.cli.options.sources import is_chosen, is_on_command_line, name_source
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
@@ -172,11 +172,3 @@ def open_this_machine() -> Opener:
         fix = "name Linux hosts: launch --hosts a,b"
         raise UsageError(f"this machine runs {system}, and ranks need Linux", fix)
     return lambda hosts, say: LocalTransport()
-
-
-def refuse_without_hosts() -> None:
-    """Raise UsageError for options that choose hosts, or how to reach them, if only this machine is used."""
-    for option in (*HOSTS, *REACH):
-        if is_on_command_line(option.name):
-            text = f"{option.flag} is given, but no hosts are named"
-            raise UsageError(text, "name them with --hosts or --hostfile, or omit it")

@@ -17,7 +17,7 @@ import click
 from launcher.cli.options.completion import complete_hosts, complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import AS_JSON, RUN_PLACE, Option
-from launcher.cli.options.sources import gather, refuse_others
+from launcher.cli.options.sources import gather
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 
@@ -55,7 +55,6 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
     from launcher.cli.find_run import read_rows, read_rows_of
 
     if forget is not None:
-        refuse_others("forget")
         return _forget(forget)
     rows, unreached = read_rows() if hosts is None else read_rows_of(hosts, ssh_config)
     shown = [row for index, row in enumerate(rows) if all_runs or index < _SHOWN or row.exit_code is None]

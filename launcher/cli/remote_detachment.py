@@ -196,14 +196,11 @@ def _conclude(run: RemoteRun, code: int) -> int:
 
 
 def _look(run_id: str, launcher: RemoteLauncher) -> dict[str, Any]:
-    try:
+    with contextlib.closing(launcher), contextlib.suppress(ValueError):
         launcher.ask((ASK, run_id, "agents"), find_streams(os.environ))
         found = load_json(launcher.read_output() or b"{}")
-    except ValueError:
-        found = None
-    finally:
-        launcher.close()
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _end(run_id: str, connect: Callable[[], RemoteLauncher]) -> None:

@@ -399,18 +399,15 @@ def _describe_code(repetition: Repetition, job: Job) -> str:
     if job.tree is not None:
         if before == job.tree.hash:
             return f"the code is that of run {run_id} ({job.tree.name})"
-        if not isinstance(before, str):
-            return f"the code is that of now ({job.tree.name}); run {run_id} sent none"
-        was = f"run {run_id} had {before[:NAME_CHARACTERS]}"
-        return f"the code is that of now ({job.tree.name}); {was}, and --same-code uses it"
+        had = f"had {before[:NAME_CHARACTERS]}, and --same-code uses it" if isinstance(before, str) else "sent none"
+        return f"the code is that of now ({job.tree.name}); run {run_id} {had}"
     if job.program.is_trainer:
         return "the built-in trainer is that of now"
-    had = f"; run {run_id} had {describe_version(repetition.version)}" if repetition.version is not None else ""
+    had = f"; run {run_id} had {_describe_version(repetition.version)}" if repetition.version is not None else ""
     return f"the code is what the hosts have now{had}{f' (launch fetch --code {run_id})' if had else ''}"
 
 
-def describe_version(version: CodeVersion) -> str:
-    """Return commit and state of the code in words."""
+def _describe_version(version: CodeVersion) -> str:
     changed = (version.changed_files or 0) + (version.untracked_files or 0)
     more = f" and {count(changed, 'changed file')}" if changed else ""
     return f"commit {version.commit[:NAME_CHARACTERS]}{more}"

@@ -41,21 +41,15 @@ def command(*, run: str | None, now: bool, controller: str | None, ssh_config: P
 
     The ranks get SIGTERM, so that they can save, and are killed after the run's stop timeout.
     """
-    found = find_only(controller, ssh_config) if run is None else find_run(run, controller, ssh_config)
+    found = find_active_run(controller, ssh_config) if run is None else find_run(run, controller, ssh_config)
+    if found is None:
+        listed = f"launch ps --hosts {controller}" if controller else "launch ps"
+        raise UsageError(f"no run is running on {controller or 'this machine'}", f"see {listed}")
     try:
         return run_there(found) if isinstance(found, RemoteRun) else stop(found, is_now=now)
     except KeyboardInterrupt:
         tell(f"launch: run {found.id} is still being stopped (launch wait)")
         return 130
-
-
-def find_only(controller: str | None, ssh_config: Path | None) -> ListedRun | RemoteRun:
-    """Return the run to stop if none is named; raise UsageError unless exactly one may live."""
-    found = find_active_run(controller, ssh_config)
-    if found is None:
-        listed = f"launch ps --hosts {controller}" if controller else "launch ps"
-        raise UsageError(f"no run is running on {controller or 'this machine'}", f"see {listed}")
-    return found
 
 
 def stop(run: ListedRun, *, is_now: bool) -> int:

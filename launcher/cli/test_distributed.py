@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
+import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli import runner
 from launcher.cli.error_lines import tell
-from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts, refuse_without_hosts
+from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts
+from launcher.cli.job_request import read_activation
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import (
@@ -29,12 +35,19 @@ from launcher.cli.options.request import (
     Request,
 )
 from launcher.cli.options.sources import gather, is_on_command_line
-
-if TYPE_CHECKING:
-    from launcher.hosts.host import Host
-    from launcher.job.job import Job
-    from launcher.runs.result import Result
-    from launcher.runs.run_request import Opener
+from launcher.diagnosis.failure import FailureKind
+from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, LauncherError
+from launcher.hosts.host import Host
+from launcher.job.activation import find_active_env
+from launcher.job.job import Job, collectives_program
+from launcher.job.variables import forwarded
+from launcher.output.console import dated
+from launcher.preflight import load
+from launcher.preflight.findings import NOTE, PROBLEM
+from launcher.runs.culprits import SHORT, CulpritSearch, NoVerdictError
+from launcher.runs.result import Result
+from launcher.runs.run_request import Opener
+from launcher.session.signals import Interrupted
 
 RENDEZVOUS_S = 30
 RESULTS = Path("files", "node_0", "results.json")  # of rank 0, in the directory of a run's logs
@@ -68,13 +81,8 @@ def command(*, request: Request) -> int:
 
 def choose_hosts(request: Request) -> tuple[tuple[Host, ...], Opener]:
     """Return the hosts named on the command line and what opens their transport; without any, this machine."""
-    import socket
-
-    from launcher.hosts.host import Host
-
     # Hosts of launcher.toml don't count: without hosts on the command line, only this machine is tested.
     if not any(map(is_on_command_line, ("hosts", "hostfile", "transport"))):
-        refuse_without_hosts()
         host = Host(socket.gethostname().split(".")[0], source="this machine")
         return (host,), open_this_machine()
     hosts = read_hosts(request)
@@ -83,8 +91,6 @@ def choose_hosts(request: Request) -> tuple[tuple[Host, ...], Opener]:
 
 def run_tests(request: Request, hosts: Sequence[Host], open_transport: Opener) -> int:
     """Run on all hosts, find those that fail, print what is slow, and return the exit code."""
-    from launcher.cli import runner
-
     words = ["--max-size", str(request.max_size)] if request.max_size else []
     words += ["--load", f"{request.gpus_under_load_s:g}"] if request.gpus_under_load_s is not None else []
     job = make_job(request, [host.name for host in hosts], *words)
@@ -100,14 +106,6 @@ def run_tests(request: Request, hosts: Sequence[Host], open_transport: Opener) -
 
 def make_job(request: Request, names: Sequence[str], *words: str) -> Job:
     """Return the job whose ranks test and measure; `words` are passed to each rank."""
-    import math
-    import os
-
-    from launcher.cli.job_request import read_activation
-    from launcher.job.activation import find_active_env
-    from launcher.job.job import Job, collectives_program
-    from launcher.job.variables import forwarded
-
     # Also of the search, with SHORT.
     limits = () if request.timeout_s is None else ("--timeout", f"{request.timeout_s:g}")
     return Job(
@@ -127,37 +125,19 @@ def make_job(request: Request, names: Sequence[str], *words: str) -> Job:
 
 def is_to_bisect(result: Result) -> bool:
     """Tell whether ranks failed for a reason that names no host: a lost host is known, and Ctrl-C ends the search."""
-    from launcher.diagnosis.failure import FailureKind
-
     if result.interrupted_by is not None or result.cause is None:
         return False
     return result.cause.failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN)
 
 
 def print_culprits(
-    make_job: Callable[..., Job],
-    hosts: Sequence[Host],
-    open_transport: Opener,
-    folder: Path,
-    *,
-    as_json: bool,
+    make_job: Callable[..., Job], hosts: Sequence[Host], open_transport: Opener, folder: Path, *, as_json: bool
 ) -> None:
     """Run on ever fewer hosts, print how each run ended and then the verdict; exit at a signal."""
-    import asyncio
-    import json
-
-    from launcher.errors import EXIT_SIGNAL_BASE
-    from launcher.output.console import dated
-    from launcher.runs.culprits import SHORT, CulpritSearch, NoVerdictError
-    from launcher.session.signals import Interrupted
-
     tell(f"test-distributed: looking for the failing hosts; logs in {folder}")
-
-    def make_short(group: Sequence[str]) -> Job:
-        return make_job(group, *SHORT)
-
+    search = CulpritSearch(lambda group: make_job(group, *SHORT), hosts, open_transport, folder, _tell_test)
     try:
-        verdict = asyncio.run(CulpritSearch(make_short, hosts, open_transport, folder, _tell_test).find())
+        verdict = asyncio.run(search.find())
     except Interrupted as stop:
         tell("test-distributed: stopped, no verdict")
         raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None
@@ -177,13 +157,6 @@ def _tell_test(what: str, reason: str) -> None:
 
 def print_loads(folder: Path, hosts: Sequence[Host], *, as_json: bool) -> int:
     """Print what the devices did under load; return the exit code, which is that of a check if one is far too slow."""
-    import json
-
-    from launcher.errors import EXIT_PREFLIGHT, LauncherError
-    from launcher.output.console import dated
-    from launcher.preflight import load
-    from launcher.preflight.findings import NOTE, PROBLEM
-
     path, names = folder / RESULTS, [host.name for host in hosts]
     try:
         loads = load.read_loads(path.read_bytes(), len(hosts))

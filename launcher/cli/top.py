@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.error_lines import tell
+from launcher.cli.find_run import find_active_run, find_run, take_samples
 from launcher.cli.options.help import Command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, NAME_HOSTS, REACH, RUN, Option, Request
@@ -50,7 +51,9 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
     names_hosts = any(map(is_on_command_line, NAME_HOSTS))
     if run is not None and names_hosts:
         raise UsageError("a run and hosts are both given", "name only one of them")
-    found = None if names_hosts else _find_run(run)
+    found = None
+    if not names_hosts:
+        found = find_run(run) if run is not None else find_active_run(None, None)
     if found is not None and is_on_command_line("ssh_config"):
         raise UsageError("--ssh-config works only for hosts", "name them with --hosts, or omit --ssh-config")
     once = once or not (request.as_json or (sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")))
@@ -71,14 +74,7 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
     return code
 
 
-def _find_run(word: str | None) -> ListedRun | RemoteRun | None:
-    from launcher.cli.find_run import find_active_run, find_run
-
-    return find_run(word) if word is not None else find_active_run(None, None)
-
-
 def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
-    from launcher.cli.find_run import take_samples
     from launcher.commands.top import watch_run
     from launcher.commands.top_screen import parse_now
     from launcher.runs.run_list import RemoteRun

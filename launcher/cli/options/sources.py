@@ -87,16 +87,6 @@ def _refuse_alone(options: Sequence[Option], settled: Mapping[str, Any], params:
             raise UsageError(f"{option.flag} works only with {name}", f"add {name}{value}, or omit {option.flag}")
 
 
-def refuse_others(alone: str, *allowed: str) -> None:
-    """Raise UsageError for an option that was typed with this one, which ignores all but those that are allowed."""
-    flags = {
-        param.name: param.flag for param in click.get_current_context().command.params if isinstance(param, Option)
-    }
-    for name, flag in flags.items():
-        if name not in (alone, *allowed) and is_on_command_line(name):
-            raise UsageError(f"{flags[alone]} and {flag} are both given", f"omit {flag}")
-
-
 def _list_values(option: click.Parameter, given: Sequence[Any], context: click.Context) -> tuple[Any, ...]:
     """Return the values of an option that is a list: those of launcher.toml, then those that were typed.
 

@@ -161,7 +161,6 @@ WRONG = [
       for command in ("logs", "attach", "fetch", "stop", "wait", "report")),
     ("ps --ssh-config two", "--ssh-config works only with --hosts", "add --hosts LIST, or omit --ssh-config"),
     ("clean --hosts a --env XDG_CACHE_HOME=x", "--env works only with --code", "add --code, or omit --env"),
-    ("ps --forget r --json", "--forget and --json are both given", "omit --json"),
     ("fetch --all", "--all works only with PATH", "add PATH, or omit --all"),
 ]  # fmt: skip
 
@@ -503,15 +502,6 @@ def test_a_python_that_is_typed_overrules_one_by_default(launch, jobs, line, act
         Path("train.py").touch()
         assert launch(words)[2] == "launch: using launcher.toml (venv, setup)\n"
     assert [job.activation for job, *_ in jobs] == [activation] * 2
-
-
-def test_collectives_on_this_machine_take_no_word_on_hosts(launch, jobs):
-    for option in ("--include n1", "--ask-password", "--ssh-config f"):
-        said = f"launch: {option.split()[0]} is given, but no hosts are named\n"
-        fix = "  fix: name them with --hosts or --hostfile, or omit it\n"
-        assert launch(f"2 --cpu {option}", entry=cli.main_test_distributed) == (EXIT_USAGE, "", said + fix)
-    write_defaults('hosts = "a"\nnum-nodes = 1\nssh-config = "f"\n')
-    assert launch("2 --cpu", entry=cli.main_test_distributed)[0] == 7
 
 
 def test_collectives_look_at_this_machine_unless_hosts_are_named(launch, jobs):

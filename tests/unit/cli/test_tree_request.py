@@ -330,21 +330,21 @@ def test_workdir_is_where_links_lead(repository: Path, workdir: str, base: str, 
     assert job.workdir == str(repository)
 
 
-@pytest.mark.parametrize("taken", ["sent", "ignored", "linked"])
+@pytest.mark.parametrize("taken", ["", "sent", "ignored", "linked"])
 def test_the_built_in_trainer_writes_outside_of_the_tree(repository: Path, taken: str) -> None:
     (repository / ".gitignore").write_text("")
     words = ["--sync"]
-    expected = ()
+    expected: tuple[Link, ...] = (Link("outputs", f"{repository}/outputs", may_make=True),)
     if taken == "sent":
+        expected = ()
         write_files(repository, "outputs/README")
     elif taken == "ignored":
         (repository / ".gitignore").write_text("outputs/\n")
         write_files(repository, "outputs/model.pt")
-        expected = (Link("outputs", f"{repository}/outputs", may_make=True),)
-    else:
+    elif taken == "linked":
         words += ["--link", "outputs=/scratch"]
         expected = (Link("outputs", "/scratch", may_make=False),)
-    assert tree_of(*words, "-m", "launcher.trainer").links == expected
+    assert tree_of(*words, "-m", "launcher.trainer", "--config", "c.yaml").links == expected
 
 
 @pytest.mark.parametrize(
