@@ -30,7 +30,7 @@ from launcher.cli.repetition import (
     typed_of,
 )
 from launcher.cli.tree_request import read_tree
-from launcher.errors import UsageError
+from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node.code.listing import hash_listing
@@ -320,3 +320,12 @@ def test_an_origin_that_is_damaged(sent: Path, data: bytes) -> None:
     RunList.of_user(os.environ).keep("20261120-091233", ORIGIN, data)
     with pytest.raises(UsageError, match="isn't kept on this machine"):
         call("again")
+
+
+def test_results_come_only_from_hosts_that_the_run_was_started_with(sent: Path) -> None:
+    """Whoever controls the controller's host could name any other in the record."""
+    node = {"host": "bank", "node_rank": 0, "first_rank": 0, "nproc": 1, "cwd": "/w"}
+    (sent / "logs").mkdir()
+    (sent / "logs/run.json").write_text(json.dumps({"plan": {"nodes": [node]}}))
+    with pytest.raises(LauncherError, match="run 20261120-091233 was started without bank"):
+        call("fetch", "20261120-091233", "outputs/")
