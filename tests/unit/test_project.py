@@ -116,21 +116,6 @@ def test_workflows_can_only_read() -> None:
             assert checkout["with"]["persist-credentials"] is False
 
 
-def test_dependabot_looks_at_packages_and_actions() -> None:
-    updates = yaml.safe_load(read(".github", "dependabot.yml"))["updates"]
-    assert [update["package-ecosystem"] for update in updates] == ["pip", "github-actions"]
-
-
-def test_a_bug_report_has_what_explains_it() -> None:
-    form = yaml.safe_load(read(".github", "ISSUE_TEMPLATE", "bug.yml"))
-    fields = {field.get("id"): field for field in form["body"]}
-    assert "`launch --version`" in fields["version"]["attributes"]["description"]
-    assert fields["screen"]["attributes"]["label"] == "The last screen"
-    assert "`logs/<run-id>/run.json`" in fields["record"]["attributes"]["description"]
-    required = {name for name, field in fields.items() if field.get("validations", {}).get("required")}
-    assert required == {"version", "what", "screen"}
-
-
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
 def test_forms_name_the_version_that_is_newest(path: Path) -> None:
     form = yaml.safe_load(path.read_text("utf-8"))
