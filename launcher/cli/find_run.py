@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -263,11 +264,7 @@ def read_rows() -> tuple[list[RunRow], list[str]]:
     runs, now = _list_runs(), time.time()
     answers, failures = _ask_for_rows({run.way for run in runs if isinstance(run, RemoteRun) and run.row is None})
     rows = [make_row(run, now) if isinstance(run, ListedRun) else read_row_of(run, answers, now) for run in runs]
-    return sorted(rows, key=_by_age), failures
-
-
-def _by_age(row: RunRow) -> float:
-    return row.age_s
+    return sorted(rows, key=attrgetter("age_s")), failures
 
 
 def read_row_of(run: RemoteRun, answers: Mapping[Way, list[RunRow]], now: float) -> RunRow:
@@ -304,7 +301,7 @@ def read_rows_of(hosts: str, ssh_config: Path | None) -> tuple[list[RunRow], lis
         place = row.controller, row.run  # with one home directory for all hosts, each of them lists all runs
         if place not in rows or rows[place].state == "unknown":
             rows[place] = row
-    return sorted(rows.values(), key=_by_age), failures
+    return sorted(rows.values(), key=attrgetter("age_s")), failures
 
 
 def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:

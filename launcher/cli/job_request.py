@@ -35,10 +35,15 @@ _FIRST_BYTES = 1024
 
 def read_job(request: Request, hosts: Sequence[Host]) -> Job:
     """Return the job that the options and the words after them describe."""
-    named_env = read_named_env(request)
+    named_env: dict[str, str] = {}
+    for path in request.env_file:
+        named_env |= read_env_file(path)
+    named_env |= parse_settings(request.env, os.environ)
     refuse_second_choice(named_env, hosts)
     program = read_program(request)
     nproc = read_size(request, hosts)
+    # A timeout that the user chose ends the run, and a learned one doesn't.
+    on_hang = request.on_hang or (OnHang.TELL if request.hang_timeout_s is None else OnHang.RESTART)
     return Job(
         program=program,
         nproc=nproc,
@@ -59,7 +64,7 @@ def read_job(request: Request, hosts: Sequence[Host]) -> Job:
         binds_cpus=not request.no_numa,
         with_stacks=request.stacks,
         hang_timeout_s=request.hang_timeout_s,
-        on_hang=read_on_hang(request),
+        on_hang=OnHang(on_hang),
         in_script="LAUNCH_SCRIPT" in os.environ,
     )
 
@@ -175,13 +180,6 @@ def may_use_cpus(program: Program, request: Request, hosts: Sequence[Host]) -> b
     return program.is_trainer and not asks
 
 
-def read_on_hang(request: Request) -> OnHang:
-    """Return what follows a hang: a timeout that the user chose ends the run, and a learned one doesn't."""
-    if request.on_hang is not None:
-        return OnHang(request.on_hang)
-    return OnHang.TELL if request.hang_timeout_s is None else OnHang.RESTART
-
-
 def read_activation(request: Request) -> Activation:
     """Return what sets up the environment of the run; raise UsageError if two Pythons are named."""
     named = {"python": request.python, "venv": request.venv, "conda": request.conda}
@@ -198,11 +196,3 @@ def _read_venv(path: str | None, workdir: str | None) -> str | None:
     venv = PurePosixPath(path)
     is_whole = str(venv).startswith("~") or workdir
     return str(venv if is_whole else current_directory() / venv)
-
-
-def read_named_env(request: Request) -> dict[str, str]:
-    """Return the variables that the user named, with --env-file and then --env."""
-    env: dict[str, str] = {}
-    for path in request.env_file:
-        env |= read_env_file(path)
-    return env | parse_settings(request.env, os.environ)
