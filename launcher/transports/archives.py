@@ -24,7 +24,7 @@ _NODE = ("launcher/__init__.py", "launcher/node/")
 _STAYING = tuple(
     f"launcher/{name}" for name in (
         "api/",
-        "commands/drawing.py", "commands/report_page/page.py", "commands/report_page/attempts.py",
+        "commands/report_page/page.py",
         "transports/ssh/fabric", "transports/ssh/identities.py", "transports/ssh/pdsh",
     )
 )  # fmt: skip

@@ -17,20 +17,31 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from machines.example_run import BEGAN_AT, FINDING, ODD_HOST, RUN_ID, ExampleRun
+from machines.example_run import BEGAN_AT, FINDING, ODD_GPU, ODD_HOST, ODD_RANK, RUN_ID, ExampleRun
 
-from launcher.commands.drawing import draw_plot, find_steps, find_times
-from launcher.commands.report_page.attempts import read_attempts, tabulate
-from launcher.commands.report_page.contents import collect_contents, plot_samples, read_contents, tell_contents
-from launcher.commands.report_page.numbers import find_numbers
-from launcher.commands.report_page.page import write_page
-from launcher.commands.report_page.plot import MOST_BINS, Line, Plot, TimeRange, find_extremes, show_number
-from launcher.commands.report_page.samples import Sample, SampleFinding, read_samples
+from launcher.commands.report_page.contents import (
+    Sample,
+    SampleFinding,
+    collect_contents,
+    plot_samples,
+    read_contents,
+    read_samples,
+    tell_contents,
+)
+from launcher.commands.report_page.page import (
+    BOTTOM,
+    RIGHT,
+    draw_plot,
+    find_steps,
+    find_times,
+    show_number,
+    write_page,
+)
+from launcher.commands.report_page.plots import MOST_BINS, Line, Plot, TimeRange, Values, find_numbers
 from launcher.commands.run_answers import find_value
 from launcher.errors import UsageError
 from launcher.forms import FormError
 from launcher.output.log_reader import LogLine
-from launcher.runs.run_json import Node, Plan, RunJson
 
 HOSTILE = (
     "<script>alert(1)</script></style></title>\"'><img src=x onerror=alert(2)> &lt; \x1b]0;title\x07\x1b[31mred\x1b[0m"
@@ -136,25 +147,28 @@ def test_a_long_line_takes_no_time() -> None:
 
 def test_a_long_run_is_reduced() -> None:
     """A value that stands out isn't lost in a mean."""
-    points = [(BEGAN_AT + number / 1000, 1000.0 if number == 50_000 else math.sin(number)) for number in range(100_000)]
-    bins = TIMES.reduce([*points, (0.0, 5e9), (1e15, 5e9)], find_extremes)
-    assert len(bins) == MOST_BINS
-    assert max(high for _, _, _, high in bins) == 1000
-    assert all(low <= middle <= high for _, low, middle, high in bins)
+    found = Values(TIMES)
+    for number in range(100_000):
+        found.add(BEGAN_AT + number / 1000, 1000.0 if number == 50_000 else math.sin(number))
+    for at in (0.0, 1e15):
+        found.add(at, 5e9)
+    assert len(found.bins) == MOST_BINS
+    assert max(high for _, _, _, high in found.bins) == 1000
+    assert all(low <= middle <= high for _, low, middle, high in found.bins)
 
 
 def test_a_line_for_the_odd_gpu() -> None:
     samples = [
-        Sample(BEGAN_AT + second, host, 10.0, None, {"0": [50, 1024, 300, 60, 1980], "1": [None, 2048, 300, 60, 1980]})
+        Sample(BEGAN_AT + second, host, 10.0, None, {"0": (50, 1024, 300, 60, 1980), "1": (None, 2048, 300, 60, 1980)})
         for second in range(50) for host in ("a", "b")
     ]  # fmt: skip
-    findings = [SampleFinding(BEGAN_AT, host, gpu, None, "hot") for host, gpu in (("b", "1"), ("b", "1"), ("x", "7"))]
+    findings = [SampleFinding(BEGAN_AT, host, "hot", gpu) for host, gpu in (("b", 1), ("b", 1), ("x", 7))]
     plots = plot_samples(samples, findings, TIMES)
     names = ["GPU utilization (%)", "GPU memory (GiB)", "GPU power (W)", "GPU temperature (°C)", "SM clock (MHz)"]
     assert [plot.title for plot in plots] == [*names, "CPU of the hosts (%)"]  # of memory nothing is known
     assert [[line.name for line in plot.lines] for plot in plots] == [[], *[["b GPU 1"]] * 4, []]
-    assert plots[1].bins[0][1:] == (1, 2, 2) and plots[1].lines[0].points[0] == (BEGAN_AT, 2)
-    assert plots[0].note == "band: 80 % of 4 GPUs; line: their median"
+    assert plots[1].bins[0][1:] == (1, pytest.approx(4 / 3), 2) and plots[1].lines[0].points[0] == (BEGAN_AT, 2)
+    assert plots[0].note == "band: the other 3 GPUs; line: their mean"
 
 
 def test_samples_of_any_form(tmp_path: Path) -> None:
@@ -165,21 +179,19 @@ def test_samples_of_any_form(tmp_path: Path) -> None:
         {"at": 1, "host": "a", "finding": 3}, {"finding": "x"}, {**sample, "at": -1e14}, {**sample, "at": 1e14},
         {"at": -1e14, "host": "a", "finding": "x"}, {"at": 1e14, "host": "a", "finding": "x"},
     ]  # fmt: skip
-    odd = [
-        {**sample, "gpus": {"0": "x", "1": [], "2": ["a", {}, None, True, 1e400]}},
-        {"at": 2, "host": "b", "cpu": "x"},
-    ]
+    wrong += [{**sample, "gpus": {"0": each}} for each in ("x", ["a"], [{}], [True], [1e400])]
+    odd = [{**sample, "gpus": {"1": []}}, {"at": 2, "host": "b"}]
     finding = {"at": 2, "host": "a", "gpu": 3, "rank": 11, "finding": "hot"}
     of_host = {"at": 4, "host": "b", "finding": "swaps"}
     text = "\n".join(json.dumps(each) for each in [sample, *wrong, *odd, finding, of_host])
     (tmp_path / "samples.jsonl").write_bytes(text.encode() + b"\n\xff\x00\n" + b"[" * 70_000 + b'\n{"at": 3, "ho')
     samples, findings = read_samples(tmp_path)
     assert samples == [
-        Sample(1.5, "a", 3, 4.5, {"0": [1, 2, 3, None, 5]}),
-        Sample(1.5, "a", 3, 4.5, {"2": [None] * 5}),
+        Sample(1.5, "a", 3, 4.5, {"0": (1, 2, 3, None, 5, 6)}),
+        Sample(1.5, "a", 3, 4.5, {"1": ()}),
         Sample(2, "b", None, None, {}),
     ]
-    assert findings == [SampleFinding(2, "a", "3", 11, "hot"), SampleFinding(4, "b", None, None, "swaps")]
+    assert findings == [SampleFinding(2, "a", "hot", 3, 11), SampleFinding(4, "b", "swaps")]
     assert [each.place for each in findings] == ["a GPU 3 (rank 11)", "b"]
     assert read_samples(tmp_path / "none") == ([], [])
 
@@ -199,7 +211,7 @@ def test_a_long_file_of_samples_is_thinned(tmp_path: Path, monkeypatch: pytest.M
     """Findings stay, and so does each host."""
     run = ExampleRun(hours=1).write(tmp_path)
     every, _ = read_samples(run.folder)
-    monkeypatch.setattr("launcher.commands.report_page.samples._READ_BYTES", 60_000)
+    monkeypatch.setattr("launcher.commands.report_page.contents._SAMPLE_BYTES", 60_000)
     few, findings = read_samples(run.folder)
     assert 0.05 < len(few) / len(every) < 0.2
     assert {sample.host for sample in few} == {sample.host for sample in every}
@@ -222,16 +234,6 @@ def test_the_page_has_it_all(tmp_path: Path) -> None:
     assert [text for tag, text in zip((tag for tag, _ in page.elements), page.texts, strict=False) if tag == "h2"]
     differs = [attributes for tag, attributes in page.elements if attributes.get("class") == "differs"]
     assert len(differs) == 1  # the driver of gpu8
-
-
-def test_an_attempt_that_runs_is_in_the_table() -> None:
-    record = RunJson(plan=Plan(nodes=(Node("a", 0, 0, 8), Node("b", 1, 8, 8))))
-    assert read_attempts(record, None, BEGAN_AT) == []
-    attempts = read_attempts(record, BEGAN_AT + 10, BEGAN_AT + 100)
-    table = tabulate(attempts, timezone.utc)
-    assert table is not None and tabulate([], timezone.utc) is None
-    (row,) = table.rows
-    assert (table.heading, row.ended, row.after[4]) == ("1 attempt", "not yet", "1 min 30 s")
 
 
 def test_the_page_loads_and_runs_nothing(tmp_path: Path) -> None:
@@ -365,7 +367,7 @@ def test_times_below_a_plot() -> None:
 
 def draw_lines(plot: Plot, gaps: Sequence[tuple[float, float]] = ()) -> list[list[tuple[float, float]]]:
     """Return the points of the lines of a plot over TIMES."""
-    lines = [shape.points for shape in draw_plot(plot, TIMES, gaps, timezone.utc).shapes if not shape.is_band]
+    lines = [points for name, points in draw_plot(plot, TIMES, gaps, timezone.utc).shapes if name != "band"]
     return [[(float(x), float(y)) for x, _, y in (each.partition(",") for each in line.split())] for line in lines]
 
 
@@ -373,18 +375,18 @@ def test_a_plot_is_to_scale() -> None:
     plot = Plot("a", tuple((BEGAN_AT + at, 0.0, float(at), 100.0) for at in (0, 50, 100)))
     chart = draw_plot(plot, TIMES, [], timezone.utc)
     (line,) = draw_lines(plot)
-    assert [at for at, _ in line] == [*map(pytest.approx, (chart.left, (chart.left + chart.right) / 2, chart.right))]
-    assert line[0][1] == chart.bottom and line[1][1] == pytest.approx((line[0][1] + line[2][1]) / 2, abs=0.1)
-    band, _ = chart.shapes
-    assert band.is_band and len(band.points.split()) == 6
-    assert [(at, text) for at, text in chart.y_ticks if text == "0"] == [(chart.bottom, "0")]
+    assert [at for at, _ in line] == [*map(pytest.approx, (chart.left, (chart.left + RIGHT) / 2, RIGHT))]
+    assert line[0][1] == BOTTOM and line[1][1] == pytest.approx((line[0][1] + line[2][1]) / 2, abs=0.1)
+    (name, points), _ = chart.shapes
+    assert name == "band" and len(points.split()) == 6
+    assert [(at, text) for at, text in chart.y_ticks if text == "0"] == [(BOTTOM, "0")]
     assert chart.title == "a: 3 points from 0 to 100"
 
 
 def test_a_plot_of_one_point_can_be_seen() -> None:
+    """As the round ends of a line."""
     plot = Plot("a", ((BEGAN_AT + 50, 1.0, 1.0, 1.0),), (Line("gpu1 GPU 0", ((BEGAN_AT + 50, 1.0),)),))
-    for (left, _), (right, _) in draw_lines(plot):
-        assert right - left >= 1, "a pixel or more"
+    assert [len(line) for line in draw_lines(plot)] == [2, 2]
     assert draw_plot(plot, TimeRange(BEGAN_AT, BEGAN_AT), [], timezone.utc).y_ticks
 
 
@@ -396,8 +398,8 @@ def test_no_line_goes_through_the_gap_of_a_restart() -> None:
     assert [len(line) for line in draw_lines(plot, [gap])] == [2, 2, 2, 2]
     chart = draw_plot(plot, TIMES, [gap], timezone.utc)
     ((left, width),) = chart.gaps
-    assert (left - chart.left) / (chart.right - chart.left) == pytest.approx(0.6)
-    assert width / (chart.right - chart.left) == pytest.approx(0.1)
+    assert (left - chart.left) / (RIGHT - chart.left) == pytest.approx(0.6)
+    assert width / (RIGHT - chart.left) == pytest.approx(0.1)
 
 
 @given(st.floats(-1e18, 1e18), st.floats(1e-12, 1e18))
@@ -413,12 +415,9 @@ def test_ticks_are_round() -> None:
     assert [show_number(step) for step in find_steps(0, 3.1e-4, 4)] == ["0", "0.0001", "0.0002", "0.0003"]
 
 
-def test_numbers_as_text() -> None:
+def test_the_odd_host_is_named(tmp_path: Path) -> None:
+    contents = collect_contents(ExampleRun(hours=0.1).write(tmp_path))
+    assert [text for _, text in contents.findings] == [f"{ODD_HOST} GPU {ODD_GPU} (rank {ODD_RANK}): {FINDING}"]
     assert [*map(show_number, (412_034.4, 0.08214, 3e-5, 1e12, -1500, 0))] == [
         "412,034", "0.08214", "3e-05", "1e+12", "-1,500", "0"
     ]  # fmt: skip
-
-
-def test_the_odd_host_is_named(tmp_path: Path) -> None:
-    contents = collect_contents(ExampleRun(hours=0.1).write(tmp_path))
-    assert [(each.host, each.text) for each in contents.findings] == [(ODD_HOST, FINDING)]
