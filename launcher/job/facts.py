@@ -88,7 +88,6 @@ class BoxClaim:
     name: Annotated[str, Most(200)] | None = None  # the run's `--name`
     gpus: Annotated[tuple[Count, ...], Most(1024)] = ()  # the numbers of the claimed GPUs
     is_shared: bool = False  # whether the run was started on claimed GPUs (`--share`)
-    is_reserved: bool = False  # whether the run is between two attempts, or about to start after a wait in the queue
     is_waiting: bool = False  # whether it is a place in the queue (`--queue`)
     is_mine: bool = False  # whether it is the user's own; another one's run may have the same id
     until: Moment | None = None  # when the run will be stopped (`--until`, `--for`); `null` if it has no time limit

@@ -9,9 +9,11 @@ doesn't answer, and its backlog may be full; it still holds its GPUs. Who starts
 The process that starts the ranks gets the sockets, too, so old ranks that still save keep others out. No other process
 may have them: `workers.fork` closes them, and a program that is executed doesn't inherit them.
 
-A place in the queue is the number of a name, too. Who comes takes the one behind the last, and moves down as lower ones
-become free. It waits for the places that were before it when it came, and for no other one: what somebody says or does
-later can take places away from before it, but add none. So it never has to give up what it has elsewhere.
+Between two attempts the supervisor of the last one holds them, on its connection, until that of the next one asks: then
+it gives them back, and the other one takes them at once.
+
+A place in the queue is a name, too; its number is the time at which its run began, by its launch host's clock. So all
+hosts have the runs in one order. Whoever waits looks at who is before it, again and again, and when one of them ends.
 
 All this holds within one network namespace.
 """
@@ -28,9 +30,10 @@ import struct
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from itertools import count
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from launcher.node import messages
+from launcher.node import messages, system
 from launcher.node.loop import Loop, Timer
 from launcher.node.processes import workers
 from launcher.node.send_queue import SendQueue
@@ -39,9 +42,10 @@ Name = Tuple[str, int]  # the key of what is claimed, "" for the queue, and a nu
 Words = Dict[str, Any]
 
 
-MOST_RESERVED_S = 600.0  # for the next attempt of a run
 _SHARES = 8  # numbers of a GPU: so many runs may use it
-_PLACES = 128  # in the queue
+_MOST_PLACES = 128  # that are looked at
+_NAMES = "/proc/net/unix"  # all sockets of this network namespace
+_NAME = re.compile(r" @launch/(.*)/([0-9]{1,18})$", re.MULTILINE)
 _ANSWER_S = 1.0
 _TURN_S = 2.0  # between two looks in the queue; the end of one that was called wakes sooner
 _SOON_S = 0.05
@@ -51,7 +55,6 @@ _MOST_CALLERS = 64
 _MOST_BYTES = 1 << 14
 _MOST_SECONDS = 1e11
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,64}")  # an id or name of a run: nobody can write a line of `launch` into it
-_FD = struct.Struct("i")
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,11 @@ def read_claim(uid: int | None, words: Words, parts: Iterable[str], *, is_waitin
     parts: what it holds; with a place in the queue it says what it waits for.
     """
     silent = Claim(uid, frozenset(parts), is_waiting)
-    said = {key: words.get(key) for key in ("run", "name", "since", "until", "is_shared", "is_reserved")}
+    said = {key: words.get(key) for key in ("run", "name", "since", "until", "is_shared")}
     has_form = (
         _is_word(said["run"]) and (said["name"] is None or _is_word(said["name"]))
         and _is_time(said["since"]) and (said["until"] is None or _is_time(said["until"]))
-        and {type(said["is_shared"]), type(said["is_reserved"])} == {bool}
+        and type(said["is_shared"]) is bool
     )  # fmt: skip
     wanted = words.get("parts") if is_waiting else parts
     if not has_form or not isinstance(wanted, (list, tuple)):
@@ -144,26 +147,30 @@ def _address(name: Name) -> str:
     return "\0launch/%s/%d" % name
 
 
+def _is_free(name: Name) -> bool:
+    with _open() as sock:
+        try:
+            sock.bind(_address(name))
+        except OSError:
+            return False
+    return True
+
+
 class Held:
     """The sockets that this process has of one run: its claim, or its place in the queue; only this closes them."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, loop: Loop, words: Words) -> None:
         """words: what callers are told."""
         self.words = words
         self.sockets: Dict[Name, socket.socket] = {}
-        self.lost_reserve_s = 0.0  # how long they stay reserved if the launcher is lost
-        self._loop: Optional[Loop] = None
+        self.on_taken: Optional[Callable[[], object]] = None  # the next attempt may have it, which then calls this
+        self._loop = loop
         self._callers: List[socket.socket] = []  # the oldest first
 
     @property
     def parts(self) -> set[str]:
         """What is claimed."""
         return {part for part, _ in self.sockets}
-
-    @property
-    def fds(self) -> list[int]:
-        """The descriptors of its sockets."""
-        return [sock.fileno() for sock in self.sockets.values()]
 
     def bind(self, name: Name) -> bool:
         """Take a name, and tell whether that was possible."""
@@ -176,101 +183,57 @@ class Held:
             if error.errno != errno.EADDRINUSE:
                 raise
             return False
-        self.take(name, sock)
-        return True
-
-    def take(self, name: Name, sock: socket.socket) -> None:
-        """Hold a socket, such as another process of the run has passed on."""
-        self.release(name)
         self.sockets[name] = sock
         workers.private_fds.add(sock.fileno())
         self._listen(name)
-
-    def release(self, name: Name) -> None:
-        """Give a name back."""
-        sock = self.sockets.pop(name, None)
-        if sock is not None:
-            workers.private_fds.discard(sock.fileno())
-            self._close(sock)
-
-    def move_down(self) -> None:
-        """Take the places before this one as far as they are free; at any time it holds one of them."""
-        ((part, number),) = self.sockets
-        while number > 0 and self.bind((part, number - 1)):
-            self.release((part, number))
-            number -= 1
-
-    def serve(self, loop: Loop) -> None:
-        """Answer callers."""
-        self._loop = loop
-        for name in self.sockets:
-            self._listen(name)
+        return True
 
     def _listen(self, name: Name) -> None:
         sock = self.sockets.get(name)
-        if sock is not None and self._loop is not None:
-            self._loop.watch(sock.fileno(), partial(self._accept, self._loop, name, sock))
+        if sock is not None:
+            self._loop.watch(sock.fileno(), partial(self._accept, name, sock))
 
-    def _accept(self, loop: Loop, name: Name, sock: socket.socket) -> None:
-        loop.forget(sock.fileno())
-        loop.call_later(_BREATH_S, partial(self._listen, name))
+    def _accept(self, name: Name, sock: socket.socket) -> None:
+        self._loop.forget(sock.fileno())
+        self._loop.call_later(_BREATH_S, partial(self._listen, name))
         try:
             caller, _ = sock.accept()
         except OSError:  # it has left, or this process has too many open files
             return
         self._callers.append(caller)
-        loop.watch(caller.fileno(), partial(self._hear, loop, name, caller))
+        self._loop.watch(caller.fileno(), partial(self._hear, name, caller))
         if len(self._callers) > _MOST_CALLERS:  # some may have left long ago
             self._close(self._callers.pop(0))
 
-    def _hear(self, loop: Loop, name: Name, caller: socket.socket) -> None:
-        loop.forget(caller.fileno())
+    def _hear(self, name: Name, caller: socket.socket) -> None:
+        self._loop.forget(caller.fileno())
         caller.setblocking(False)
-        rights: List[Tuple[int, int, bytes]] = []
         try:
             uid, request = _find_peer(caller), _read_words(caller.recv(_MOST_BYTES))
-            if uid == os.geteuid() and request.get("takes") == _identify(self.words) and name in self.sockets:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(self.sockets[name].fileno()))]
-            caller.sendmsg([json.dumps(self.words).encode()], rights)
+            if self.on_taken is not None and uid == os.geteuid() and request.get("takes") == _identify(self.words):
+                self._release(name)
+            caller.send(json.dumps(self.words).encode())
         except OSError:  # it has left
-            return
-        if rights and self.words["is_reserved"]:
-            self.release(name)
+            pass
+        if self.on_taken is not None and not self.sockets:
+            self.on_taken()
+
+    def _release(self, name: Name) -> None:
+        sock = self.sockets.pop(name, None)
+        if sock is not None:
+            workers.private_fds.discard(sock.fileno())
+            self._close(sock)
 
     def _close(self, sock: socket.socket) -> None:
-        if self._loop is not None:
-            self._loop.forget(sock.fileno())
+        self._loop.forget(sock.fileno())
         sock.close()
 
-    def end(self, reserve_s: float = 0.0) -> None:
-        """Give all back, at once or after that time; until then a process of the same run may take it over."""
-        if reserve_s > 0 and self.sockets:
-            self._leave(reserve_s)
+    def end(self) -> None:
+        """Give all back."""
         for name in list(self.sockets):
-            self.release(name)
+            self._release(name)
         while self._callers:  # each sees that as its end
             self._close(self._callers.pop())
-
-    def _leave(self, seconds: float) -> None:
-        """Let a process that outlives this one hold it."""
-        try:
-            if workers.fork(death_signal=0, kept=self.fds):
-                return
-        except OSError:  # no more processes
-            return
-        try:
-            os.setsid()
-            if os.fork():
-                os._exit(0)  # so that the other one is nobody's child here
-            os.chdir("/")
-            workers.drop_descriptors(*self.fds)
-            self.words["is_reserved"], self._callers, loop = True, [], Loop()
-            self.serve(loop)
-            loop.call_later(seconds, lambda: os._exit(0))
-            while self.sockets:
-                loop.run_once()
-        finally:
-            os._exit(0)
 
 
 class _Answer:
@@ -281,7 +244,6 @@ class _Answer:
         self.sock = sock  # None: it can't be called, since its backlog is full
         self.uid = _find_peer(sock) if sock is not None else None
         self.words: Words = {}
-        self.passed: Optional[socket.socket] = None  # its own socket, if the request was to take it over
 
 
 class _Look:
@@ -308,14 +270,10 @@ class _Look:
             self._on_end()
             return
         self._missing.remove(answer)
-        room = socket.CMSG_SPACE(_FD.size) if answer.uid == os.geteuid() else 0  # of others no descriptor is taken
         try:
-            data, rights, _, _ = sock.recvmsg(_MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+            answer.words = _read_words(sock.recv(_MOST_BYTES))
         except OSError:
-            data, rights = b"", []
-        answer.words = _read_words(data)
-        for _, _, fds in rights:
-            answer.passed = socket.socket(fileno=_FD.unpack(fds)[0])
+            pass
         if not self._missing:
             self._finish()
 
@@ -362,7 +320,6 @@ class ClaimHolder:
         self._send_queue = send_queue
         self._own: Optional[Held] = None
         self._place: Optional[Held] = None  # in the queue for it
-        self._ahead: Optional[List[Claim]] = None  # the places before it, when it was taken; None: nobody has looked
         self._header: Words = {}  # the CLAIM that is served
         self._words: Words = {}  # what it says of the run
         self._numbers: Dict[str, int] = {}  # of the GPUs, by key
@@ -375,7 +332,12 @@ class ClaimHolder:
     @property
     def fds(self) -> list[int]:
         """The descriptors for the process that starts the ranks: the claim lasts as long as that has them."""
-        return self._own.fds if self._own is not None else []
+        return [sock.fileno() for sock in self._own.sockets.values()] if self._own is not None else []
+
+    @property
+    def held(self) -> Held | None:
+        """The claim or, without one, the place in the queue."""
+        return self._own or self._place
 
     def answer(self, header: Words, gpus: Sequence[Mapping[str, Any]]) -> None:
         """Serve a CLAIM; gpus: of this node, as it reports them."""
@@ -387,32 +349,24 @@ class ClaimHolder:
                 return
             parts = [key for key, index in self._numbers.items() if index in header["gpus"]]
             self._words = {key: header[key] for key in ("run", "name", "since", "until")}
-            self._words.update(is_shared=header["shares"], is_reserved=False, parts=parts)
+            self._words.update(is_shared=header["shares"], parts=parts)
+            self._end_own()
             (self._enter if header["waits"] else self._claim)()
         except OSError as error:  # such as no permission for sockets
             self._send([], "its GPUs can't be claimed: %s" % error.strerror)
 
     def _claim(self, tries: int = _TRIES, *, was_here: bool = False) -> None:
-        """Bind what is free, and then look who else is there; was_here: the run had claimed it before."""
-        parts, own = {*self._words["parts"]}, self._own
-        was_here = was_here or own is not None
-        if own is None or not own.parts <= parts:
-            self._end_own()
-            own = self._own = Held(self._words)
-            own.serve(self._loop)
-        own.words, own.lost_reserve_s = self._words, self._header.get("lost_reserve_s", 0.0)
-        numbers = range(_SHARES if self._header["shares"] else 1)
-        for part in sorted(parts - own.parts):  # all runs in one order: of those that want the same GPUs one gets them
-            any(own.bind((part, number)) for number in numbers)
-        request = {"takes": _identify(self._words)}
-        self._ask(self._list_names(), request, lambda answers: self._decide(answers, tries, was_here=was_here))
+        """Look who else is there, and then bind what is free; was_here: the run had claimed it before."""
+        self._take_over(self._list_names(), lambda answers: self._decide(answers, tries, was_here=was_here))
 
     def _decide(self, answers: Sequence[_Answer], tries: int, *, was_here: bool) -> None:
         """Keep the claim, unless somebody is in its way."""
-        header, own, parts = self._header, self._own, {*self._words["parts"]}
-        assert own is not None  # until `end`, which cancels this
-        was_here = self._take_over(own, answers, parts) or was_here
-        claims = self._read(answers)
+        header, parts, claims = self._header, {*self._words["parts"]}, self._read(answers)
+        own = self._own = self._own or Held(self._loop, self._words)
+        was_here = was_here or any(claim.owner == self._owner and not claim.is_waiting for claim in claims)
+        numbers = range(_SHARES if header["shares"] else 1)
+        for part in sorted(parts - own.parts):  # all runs in one order: of those that want the same GPUs one gets them
+            any(own.bind((part, number)) for number in numbers)
         rivals = self._find_rivals(claims)
         silent = parts - own.parts - {part for claim in rivals if not claim.is_waiting for part in claim.parts}
         rivals += [Claim(None, frozenset(silent))] if silent else []
@@ -429,51 +383,33 @@ class ClaimHolder:
         self._send(rivals, taken=[self._numbers[part] for part in taken if part in self._numbers])
 
     def _enter(self) -> None:
-        """Take a place in the queue, if there is none."""
-        self._end_own()
+        """Take a place in the queue, if there is none; an earlier process of the run may have it."""
         if self._place is not None:
             self._place.words = self._words
             self._turn()
         else:
-            self._ask(self._list_names(), {"takes": _identify(self._words)}, self._line_up)
+            self._take_over([("", self._number)], lambda answers: self._line_up())
 
-    def _line_up(self, answers: Sequence[_Answer]) -> None:
-        place = Held(self._words)
-        behind = max((answer.name[1] + 1 for answer in answers if not answer.name[0]), default=0)
-        numbers = [*range(behind, _PLACES), *range(_PLACES)]  # somebody may have taken the last one at once
-        if self._take_over(place, answers, {""}) or any(place.bind(("", number)) for number in numbers):
-            self._place, self._ahead = place, None
-            place.serve(self._loop)
-            self._turn()
-        else:
-            self._send(self._find_rivals(self._read(answers)), "its queue is full")
-            self._later(_TURN_S, self._enter)
+    def _line_up(self) -> None:
+        place = self._place = Held(self._loop, self._words)
+        next(number for number in count(self._number) if place.bind(("", number)))
+        self._turn()
 
     def _turn(self) -> None:
         """Look what is before this place."""
         assert self._place is not None  # until `end`, which cancels this
-        self._place.move_down()
-        own, parts = next(iter(self._place.sockets)), self._words["parts"]
-        self._ask(
-            [name for name in self._list_names() if name[0] in parts or ("", -1) < name < own], {}, self._await_turn
-        )
+        ((_, own),) = self._place.sockets
+        parts = self._words["parts"]
+        names = [(part, number) for part, number in self._list_names() if part in parts or (not part and number < own)]
+        self._ask(names, {}, self._await_turn)
 
     def _await_turn(self, answers: Sequence[_Answer]) -> None:
-        """Say what is before this place, whenever that changes."""
-        claims = self._read(answers)
-        rivals = self._find_rivals(claims)
-        if self._ahead is None:
-            self._ahead = [claim for claim in rivals if claim.is_waiting]
-        # Who doesn't answer any more keeps its place; who has never said what it waits for is in nobody's way.
-        now = {(claim.uid, claim.run) for claim in claims if claim.is_waiting and (claim in rivals or not claim.run)}
-        self._ahead = [claim for claim in self._ahead if now & {(claim.uid, claim.run), (claim.uid, "")}]
-        rivals = [*(claim for claim in rivals if not claim.is_waiting), *self._ahead]
+        """Say what is before this place, whenever that changes; who doesn't answer waits for nothing."""
+        rivals = self._find_rivals(self._read(answers))
         if not rivals:  # somebody may have bound a name and not listen
-            probe = Held(self._words)
-            busy = frozenset(part for part in self._words["parts"] if not probe.bind((part, 0)))
-            probe.end()
+            busy = frozenset(part for part in self._words["parts"] if not _is_free((part, 0)))
             rivals = [Claim(None, busy)] if busy else []
-        shown = [(claim.uid, claim.run, claim.is_waiting, claim.said.get("is_reserved")) for claim in rivals]
+        shown = [(claim.uid, claim.run, claim.is_waiting) for claim in rivals]
         if shown != self._shown:
             self._shown = shown
             self._send(rivals)
@@ -481,26 +417,32 @@ class ClaimHolder:
 
     # ---- means ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _owner(self) -> tuple[Any, ...]:
+        """What `Claim.owner` is of this run."""
+        return (os.geteuid(), *_identify(self._words))
+
+    @property
+    def _number(self) -> int:
+        """The number of this run's place: whoever began before has a lower one."""
+        return int(self._words["since"] * 1e6)
+
     def _list_names(self) -> list[Name]:
-        """Return all names of this box; of places the last first, so that none is missed that moves down meanwhile."""
-        claims = [(part, number) for part in self._numbers for number in range(_SHARES)]
-        return [*claims, *(("", number) for number in reversed(range(_PLACES)))]
+        """Return the names of this box's GPUs, and then of the first places, that somebody has."""
+        found = {(part, int(number)) for part, number in _NAME.findall(system.read_text(_NAMES))}
+        claims = [(part, number) for part, number in found if part in self._numbers and number < _SHARES]
+        return [*claims, *sorted(name for name in found if not name[0])[:_MOST_PLACES]]
+
+    def _take_over(self, names: Iterable[Name], act: Callable[[List[_Answer]], object]) -> None:
+        """Ask all others who hold these names; what an earlier attempt of this run has of them is then free."""
+        self._ask(names, {"takes": _identify(self._words)}, act)
 
     def _ask(self, names: Iterable[Name], request: Words, act: Callable[[List[_Answer]], object]) -> None:
         """Ask all others who hold these names; who waits looks again as soon as one of them ends."""
         self._forget()
         own = {name for held in (self._own, self._place) if held is not None for name in held.sockets}
-        wake = partial(self._later, _SOON_S, self._turn) if self._place is not None else lambda: None
+        wake = partial(self._later, _SOON_S, self._turn) if self._header.get("waits") else lambda: None
         self._look = _Look(self._loop, [name for name in names if name not in own], request, act, wake)
-
-    def _take_over(self, held: Held, answers: Iterable[_Answer], parts: Set[str]) -> bool:
-        """Take what a process of the same run has passed on, as far as it is wanted; tell whether that was anything."""
-        for answer in answers:
-            if answer.passed is not None and answer.name[0] in parts and answer.name[0] not in held.parts:
-                held.take(answer.name, answer.passed)
-            elif answer.passed is not None:
-                answer.passed.close()
-        return any(answer.name in held.sockets for answer in answers)
 
     def _read(self, answers: Iterable[_Answer]) -> list[Claim]:
         """Return the claims, and then the places in the queue in their order."""
@@ -514,8 +456,8 @@ class ClaimHolder:
 
     def _find_rivals(self, claims: Iterable[Claim]) -> list[Claim]:
         """Return the claims of other runs on the same GPUs."""
-        own, parts = (os.geteuid(), *_identify(self._words)), {*self._words["parts"]}
-        return [claim for claim in claims if claim.parts & parts and claim.owner != own]
+        parts = {*self._words["parts"]}
+        return [claim for claim in claims if claim.parts & parts and claim.owner != self._owner]
 
     def _send(self, claims: Sequence[Claim], error: str | None = None, taken: Sequence[int] = ()) -> None:
         """Answer; taken: GPUs that anybody has claimed, if these claims are not all."""
@@ -556,28 +498,28 @@ class ClaimHolder:
             self._look.close()
         self._look = None
 
-    def _end_own(self, reserve_s: float = 0.0) -> None:
+    def _end_own(self) -> None:
         if self._own is not None:
-            self._own.end(reserve_s)
+            self._own.end()
         self._own = None
 
-    def end(self, reserve_s: float | None) -> None:
-        """End the claim, at once or after that time; None: the launcher is lost, and has said before what follows."""
+    def reserve(self, on_taken: Callable[[], object]) -> None:
+        """Keep the claim or the place until `end`, or until the next attempt takes it; then call this."""
+        assert self.held is not None  # the caller looks
         self._is_over = True
         self._forget()
-        lost_s = self._own.lost_reserve_s if self._own is not None else self._header.get("lost_reserve_s", 0.0)
-        seconds = lost_s if reserve_s is None else min(reserve_s, MOST_RESERVED_S)
-        if self._place is not None:  # with a claim it is of no use any more
-            self._place.end(seconds if self._own is None else 0.0)
-        self._place = None
-        self._end_own(seconds)
+        if self._own is not None and self._place is not None:
+            self._place.end()
+        self.held.on_taken = on_taken
 
-    def reserve(self) -> None:
-        """Keep the claim for the next attempt, until `end`."""
-        assert self._own is not None  # it has descriptors
+    def end(self) -> None:
+        """End the claim, and the place in the queue."""
         self._is_over = True
         self._forget()
-        self._own.words["is_reserved"] = True
+        self._end_own()
+        if self._place is not None:
+            self._place.end()
+        self._place = None
 
 
 def _find_key(gpu: Mapping[str, Any]) -> str:

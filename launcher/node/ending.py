@@ -47,8 +47,7 @@ class Ending:
         self.reason: str | None = None  # why the run is being stopped, if the launcher did not ask for it
         self.folder = ""  # of this attempt, once it is prepared
         self.stop_timeout_s = 15.0
-        self.stays = False  # with its claim, until another STOP says how long that is reserved for the next attempt
-        self.reserve_s = 0.0
+        self.stays = False  # with its claim, for the next attempt
         self.files: list[tuple[str, bytes]] | None = None  # what ranks left in the directory, once they have ended
         self.is_over = False
         self._is_counted = False
@@ -91,7 +90,7 @@ class Ending:
 
     def stop(self, header: dict[str, Any], _: bytes) -> None:
         """Serve a STOP."""
-        self.stays, self.reserve_s = header.get("stays", False), header.get("reserve_s", 0.0)
+        self.stays = header.get("stays", False)
         self.begin("launch requested it", header["timeout_s"], header.get("wait_s", 0))
 
     def fail(self, error: OSError) -> None:

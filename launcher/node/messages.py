@@ -70,7 +70,7 @@ SEEN = "seen"  # the answer to LOOK
 SAMPLED = "sampled"  # what they do now
 CENSUS = "census"
 FILE = "file"  # one file that a rank left in the directory that LAUNCH_FILES names; sent after the census
-IDLE = "idle"  # all of that was sent, and another STOP says how long the claim stays for the next attempt
+IDLE = "idle"  # all of that was sent, and the claim stays for the next attempt, or until another STOP
 FAILED = "failed"
 
 # Who starts an agent -> agent, on its stdin; and one answer, on its stdout.

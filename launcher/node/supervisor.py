@@ -32,7 +32,6 @@ Handler = Callable[[Dict[str, Any], bytes], object]
 
 
 _OF_CODE = (messages.LISTING, messages.PIECE)
-_CLOSED = "the connection to launch closed"  # as it does at the end of the run; a lost one is silent
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
 
 
@@ -41,8 +40,8 @@ class Supervisor:
 
     The run lives on a `Lease`. If that expires, stdin closes, the guardian dies, or SIGTERM or SIGHUP arrives, the
     supervisor stops the run by itself, as if a STOP had come; `Ending` goes through the stop's steps once. Once the
-    census is queued, the attempt is over. If the run has claimed GPUs and may be restarted, another STOP then says for
-    how long they are reserved; before that, launch doesn't know whether an attempt follows, and when.
+    census is queued, the attempt is over. If the run has claimed GPUs and may be restarted, the supervisor then holds
+    them until that of the next attempt takes them, or until another STOP.
 
     Everything is a callback of one loop, on one thread, and none of them may wait: a blocked supervisor sends no
     heartbeats, and does not notice that its own lease has expired. What can block is asked by `Loop.ask`. Only the end
@@ -88,7 +87,7 @@ class Supervisor:
         self._tree: CodeProcess | None = None  # if launch sends the code
         self._workdir: str | None = None  # in that code
         self._claims: ClaimHolder | None = None  # if the run uses GPUs
-        self._is_idle = False  # only the claims are left, until it is known what becomes of them
+        self._is_idle = False  # only the claims are left, for the next attempt
         self._sampler: Sampler | None = None  # if the launcher wants to know what GPUs and host do
         self._handlers: dict[str, Handler] = {
             messages.BEAT: self._lease.hear,
@@ -158,7 +157,7 @@ class Supervisor:
         if not data:
             self._loop.forget(0)
             self._send_queue.close()
-            self._ending.begin(_CLOSED)
+            self._ending.begin("the connection to launch closed")
             return
         self._lease.renew()
         for header, payload in self._decoder.feed(data):
@@ -283,7 +282,7 @@ class Supervisor:
 
     def _stop(self, header: dict[str, Any], payload: bytes) -> None:
         if self._is_idle:
-            self._leave_claims(header.get("reserve_s", 0.0))
+            self._leave_claims()
         else:
             self._ending.stop(header, payload)
 
@@ -294,14 +293,15 @@ class Supervisor:
         if self._sampler is not None:
             self._sampler.end()
         if self._is_idle:
-            self._leave_claims(0.0 if self._ending.reason == _CLOSED else None)
+            self._leave_claims()
 
     def _conclude(self, left: list[proc.Process], fields: dict[str, Any]) -> None:
-        """Send the census, and the files that the ranks have left; wait for what becomes of the claims."""
+        """Send the census, and the files that the ranks have left; hold the claims if an attempt may follow."""
         is_clean, files = not left and self._ending.reason is None, self._ending.files or []
-        self._is_idle = self._ending.stays and is_clean and self._claims is not None and bool(self._claims.fds)
-        if self._claims is not None and not self._is_idle:  # before others can hear of the end
-            self._claims.end(self._ending.reserve_s if self._ending.reason is None else None)
+        claims = self._claims
+        self._is_idle = self._ending.stays and is_clean and claims is not None and claims.held is not None
+        if claims is not None and not self._is_idle:  # before others can hear of the end
+            claims.end()
         if self._tree is not None and self._tree.root:
             fields["tree"], fields["written"] = self._tree.root, self._tree.find_written()
         found = [[process.pid, process.name, process.state] for process in left]
@@ -309,15 +309,15 @@ class Supervisor:
         for name, content in files:
             self._send_queue.send(messages.FILE, content, name=name)
         if self._is_idle:
-            assert self._claims is not None  # it has claimed something
-            self._claims.reserve()
+            assert claims is not None  # it holds something
+            claims.reserve(self._ending.finish)
             self._loop.watch(self._life_fd, self._note_orphaned)
             self._handover_log.note(folder=None)  # it is removed: anybody may make one of that name now
             self._send_queue.send(messages.IDLE)
         else:
             self._ending.finish()
 
-    def _leave_claims(self, reserve_s: float | None) -> None:
+    def _leave_claims(self) -> None:
         assert self._claims is not None  # of which nothing else waits
-        self._claims.end(reserve_s)
+        self._claims.end()
         self._ending.finish()

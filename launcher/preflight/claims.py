@@ -24,15 +24,13 @@ class ClaimOrder:
     hosts: int  # the first of them; those behind are spares, which are only looked at
     shares: bool = False  # start on claimed GPUs, too
     continues: bool = False  # after an attempt, whose GPUs others may share
-    lost_reserve_s: float = 0.0  # how long a claim stays if its host loses the launcher
     until: float | None = None  # wall-clock seconds: when the run will be stopped
 
     def as_fields(self, *, waits: bool = False) -> dict[str, Any]:
         """Return what CLAIM says of it to a host; waits: for a place in the queue."""
         return {
             "run": self.run, "name": self.name, "since": self.since, "shares": self.shares,
-            "continues": self.continues, "lost_reserve_s": self.lost_reserve_s,
-            "until": self.until, "waits": waits,
+            "continues": self.continues, "until": self.until, "waits": waits,
         }  # fmt: skip
 
 
@@ -75,9 +73,9 @@ def _describe(claim: BoxClaim, gpus: Collection[int], now: float) -> str:
 def describe_claim(claim: BoxClaim, now: float) -> str:
     """Return `ann, run 20261124-091233 (nightly), for 2 h`; now: wall-clock seconds."""
     name = f" ({claim.name})" if claim.name else ""
-    reserved = ", in the queue" if claim.is_waiting else ", reserved for its start" if claim.is_reserved else ""
+    waiting = ", in the queue" if claim.is_waiting else ""
     until = f", until {short_time(claim.until, now)}" if claim.until is not None else ""
     shared = ", shared (--share)" if claim.is_shared else ""
     if not claim.run:
-        return f"{claim.user}, a run that doesn't respond{reserved}"
-    return f"{claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{until}{shared}{reserved}"
+        return f"{claim.user}, a run that doesn't respond{waiting}"
+    return f"{claim.user}, run {claim.run}{name}, for {age(max(0.0, now - claim.since))}{until}{shared}{waiting}"

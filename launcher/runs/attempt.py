@@ -54,7 +54,6 @@ from launcher.sync.delivery import Delivered
 from launcher.transports.archives import trainer_archive
 from launcher.wording import count, duration
 
-_LOST_RESERVE_S = 120.0  # for an attempt after a cut: a host can't know that the controller is gone for good
 ALL_RUN_S = 10.0  # most of what fails at once has failed by then
 SILENT_RECHECK_S = 0.5
 LOOK_S = 2.5  # a node gives up on a hung file system after 2 s
@@ -88,8 +87,7 @@ def make_claim_order(request: RunRequest, carried: CarriedOver, hosts: int) -> C
     if until is None and options.for_s is not None:  # a little early: it counts from the start of the ranks
         until = wall_clock() + options.for_s
     return ClaimOrder(
-        record.run_id, record.name, carried.claimed_since, hosts, options.shares, bool(carried.attempts),
-        _LOST_RESERVE_S if options.restarts else 0.0, until,
+        record.run_id, record.name, carried.claimed_since, hosts, options.shares, bool(carried.attempts), until,
     )  # fmt: skip
 
 
@@ -358,7 +356,7 @@ class Attempt:
 
     @property
     def _stays(self) -> bool:
-        """Return whether the claims are to wait for what follows."""
+        """Return whether the hosts are to hold the claims for the next attempt."""
         return bool(self._options.restarts)
 
     async def _end(self, timeout_s: float, *, stays: bool = False) -> Census:

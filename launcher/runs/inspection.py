@@ -221,7 +221,7 @@ class Inspector:
             node = replace(nodes[index], fact=self._facts[index])
             own = {*gpus[index]}
             rivals = [claim for claim in answer["rivals"] if own & {*claim.gpus}]
-            if order is not None:  # a spare only looks, and may hold what is reserved for this run
+            if order is not None:  # a spare only looks, and may still hold what this run has claimed
                 own_run = order.run, order.since
                 rivals = [claim for claim in rivals if not (claim.is_mine and (claim.run, claim.since) == own_run)]
             shares = order is not None and order.shares

@@ -1,10 +1,7 @@
 """The queue for GPUs that other runs have claimed: on each host a line of places (node/claims.py).
 
-A run takes a place on one host after the other, and on the next one only when no other run is before it on this one.
-All runs go through the hosts in the same order, that of their GPUs' UUIDs, so no two of them wait for each other. When
-no run is before it on as many hosts as it needs, and these are free, it claims all of them, or none.
-
-A run that needs only some of its hosts goes past as many as it can do without: there others may stay before it.
+A run takes a place on all of its hosts. They have the runs in one order, by when they began, so no two of them wait for
+each other. When no run is before it on as many hosts as it needs, and these are free, it claims all of them, or none.
 
 Processes without a claim, of which no host says when they end, are looked for at each start of the queue.
 """
@@ -14,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from launcher.errors import EXIT_PREFLIGHT, HostsUnreachable, LauncherError
 from launcher.hosts.host import Host
@@ -29,7 +27,6 @@ from launcher.session.session import Session
 from launcher.wording import ordinal
 
 SAY_S = 60.0  # between two lines that say which place a run has
-RESERVED_S = 60.0  # what a run has got, until its ranks' supervisors claim it
 AGAIN_S = 20.0  # between two looks at hosts that were lost or busy, while the run keeps its places in the queue
 _FRESH_S = 10.0  # how long it counts which processes were seen on GPUs
 
@@ -40,12 +37,8 @@ class QueueTimeoutError(LauncherError):
     exit_code = EXIT_PREFLIGHT
 
 
-class OutOfLineError(Exception):
-    """The run has to line up again.
-
-    Since a host was lost, it holds places that it may not have taken: two runs could wait for each other. Or it was its
-    turn, and processes without a claim used the GPUs: then the places stay.
-    """
+class BusyError(Exception):
+    """It is the run's turn, and processes without a claim use the GPUs: the hosts are to be looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +71,6 @@ class Queue:
         self._needed = needed
         self._on_place = on_place
         self._wanted: dict[int, list[int]] = {}  # GPUs, by index of the host; none: a run doesn't wait there
-        self._line: list[int] = []  # of hosts, in the order in which places are taken
-        self._asked = 0  # how many of them
         self._rivals: dict[int, Sequence[BoxClaim]] = {}  # in the way, by index of the host
         self._with_checks = with_checks
         self._busy: dict[int, str] = {}  # what uses the GPUs, by index of the host, with or without a claim
@@ -88,13 +79,13 @@ class Queue:
         self._place: Place | None = None
 
     async def wait(self, say: Callable[[], object], deadline: float) -> tuple[Host, ...]:
-        """Return the hosts whose GPUs are now reserved for the run.
+        """Return the hosts whose GPUs are now the run's; `Session.idle` holds them until its attempt takes them.
 
-        say: called each SAY_S. deadline: by time.monotonic(). Raise Interrupted for a signal, QueueTimeoutError, and
-        HostsUnreachable if too few hosts respond; the places then stay for a while, if the order has such a time. Raise
-        OutOfLineError if it has to line up again.
+        say: called each SAY_S. deadline: by time.monotonic(). Raise Interrupted for a signal, QueueTimeoutError,
+        HostsUnreachable if too few hosts respond, and BusyError; with these two the hosts hold the places.
         """
-        session, reserved = self._session, dict[int, float]()
+        session = self._session
+        holding: Collection[int] = ()
         with session.catch_signals(), session.subscribe(messages.CLAIMED, self._take):
             try:
                 await self._line_up()
@@ -102,43 +93,33 @@ class Queue:
                     await session.pump(self._has_all_answers)
                 self._refuse_lost()
                 while True:
-                    await self._pump(lambda: self._is_out_of_line() or self._may_claim(), say, deadline)
-                    if self._is_out_of_line():
-                        raise OutOfLineError
+                    await self._pump(self._may_claim, say, deadline)
                     free = self._find_free()
                     chosen = [index for index in free if index not in self._busy][: self._needed]
                     if len(chosen) < self._needed:
-                        await self._wait_for_busy(free, min(deadline, time.monotonic() + AGAIN_S))
-                        _refuse_late(deadline)
-                        reserved = dict.fromkeys(range(len(session.hosts)), RESERVED_S)
-                        raise OutOfLineError
+                        await self._wait_for_busy(free, deadline)
                     if await self._claim(chosen):
-                        reserved = dict.fromkeys(chosen, RESERVED_S)
+                        holding = chosen
                         return tuple(session.hosts[index] for index in chosen)
-            except HostsUnreachable:
-                reserved = dict.fromkeys(range(len(session.hosts)), self._order.lost_reserve_s)
+            except (HostsUnreachable, BusyError):
+                holding = range(len(session.hosts))
                 raise
             finally:
-                await session.stop_all(timeout_s=0, reserve_s=reserved)
+                await session.stop_all(timeout_s=0, stays=holding)
 
     async def _line_up(self) -> None:
-        """Ask which GPUs the hosts have, and so in which order places are taken."""
+        """Ask which GPUs the hosts have, and take a place on each."""
         session, states, job = self._session, self._session.states, self._job
-        wants_gpus = job.wants_gpus
-        session.open(facts=True, gpus=wants_gpus, pythons=[], workdir=None, script=None, checks=False)
+        session.open(facts=True, gpus=job.wants_gpus, pythons=[], workdir=None, script=None, checks=False)
         await session.pump(lambda: all(state.facts or state.failure for state in states))
-        keys = {}
         for index, state in enumerate(states):
             if state.facts is not None and state.failure is None:
                 if self._with_checks and (user := name_user(CheckedHost(job, session.hosts[index], state.facts))):
                     self._busy[index] = user
-                used = used_gpus(job, session.hosts[index], state.facts)
-                self._wanted[index] = [gpu.index for gpu in used]
-                # rocm-smi tells no UUIDs.
-                keys[index] = min((gpu.uuid for gpu in state.facts.gpus), default="") or state.facts.machine or ""
+                self._wanted[index] = [gpu.index for gpu in used_gpus(job, session.hosts[index], state.facts)]
+                if self._wanted[index]:
+                    self._send(index, waits=True)
         self._seen_at = time.monotonic()
-        waits = [index for index, gpus in self._wanted.items() if gpus]
-        self._line = sorted(waits, key=lambda index: (keys[index], session.hosts[index].name))
 
     async def _pump(self, is_done: Callable[[], bool], say: Callable[[], object], deadline: float) -> None:
         """Take events until `is_done`, or until too few hosts respond."""
@@ -171,37 +152,14 @@ class Queue:
             return
         self._rivals[index] = rivals
 
-    def _go_on(self) -> None:
-        """Take places as far as no run is before this one; a host that was lost is in no way any more."""
+    def _has_all_answers(self) -> bool:
+        """Return whether all hosts have said what is before this run; say its place if that has changed."""
         living = self._living()
-        while self._asked < len(self._line):
-            is_known = all(index in self._rivals for index in self._line[: self._asked] if index in living)
-            if not is_known or self._must_wait(self._asked):
-                break
-            self._send(self._line[self._asked], waits=True)
-            self._asked += 1
         place = self._find_place(living)
         if place != self._place and place.whom:
             self._place = place
             self._on_place(place)
-
-    def _must_wait(self, number: int) -> bool:
-        """Return whether it is behind others on more of so many hosts, the first in line, than it can do without."""
-        living = self._living()
-        behind = [index for index in self._line[:number] if index in living and self._is_behind(index)]
-        return len(behind) > max(0, len(living) - self._needed)
-
-    def _is_out_of_line(self) -> bool:
-        """Return whether it would not have taken its last place, since a host was lost."""
-        return self._must_wait(max(0, self._asked - 1))
-
-    def _has_all_answers(self) -> bool:
-        self._go_on()
-        states = self._session.states
-        return all(index in self._rivals or states[index].failure for index in self._line[: self._asked])
-
-    def _is_behind(self, index: int) -> bool:
-        return any(claim.is_waiting for claim in self._rivals.get(index, ()))
+        return all(index in self._rivals for index, gpus in self._wanted.items() if gpus and index in living)
 
     def _find_place(self, living: Collection[int]) -> Place:
         rivals = [(index, claim) for index, claims in self._rivals.items() if index in living for claim in claims]
@@ -215,26 +173,26 @@ class Queue:
     # ---- the turn ---------------------------------------------------------------------------------------------------
 
     def _may_claim(self) -> bool:
-        """Return whether enough hosts are free, where no run is before this one; take places on the way."""
+        """Return whether enough hosts are free, where no run is before this one."""
         return self._has_all_answers() and len(self._find_free()) >= self._needed
 
     def _find_free(self) -> list[int]:
-        """Return the hosts of which it is known that nobody is in the way, or on which it needs no GPU."""
-        is_free = {index: not rivals for index, rivals in self._rivals.items()}
-        found = [index for index in self._living() if index in self._wanted]
-        return [index for index in found if is_free.get(index, index not in self._line)]
+        """Return the hosts where nobody is in the way, or on which it needs no GPU."""
+        return [index for index in self._living() if index in self._wanted and not self._rivals.get(index)]
 
-    async def _wait_for_busy(self, free: Sequence[int], deadline: float) -> None:
+    async def _wait_for_busy(self, free: Sequence[int], deadline: float) -> NoReturn:
         """Wait a while for processes on these hosts; what was seen long ago may have ended since."""
         if time.monotonic() - self._seen_at < _FRESH_S:
             index = next(index for index in free if index in self._busy)
             self._on_place(Place(1, self._busy[index], self._session.hosts[index].name))
-            await self._session.pump(self._is_short, deadline)
+            await self._session.pump(self._is_short, min(deadline, time.monotonic() + AGAIN_S))
             self._refuse_lost()
+        _refuse_late(deadline)
+        raise BusyError
 
     async def _claim(self, chosen: Sequence[int]) -> bool:
         """Claim the GPUs of these hosts; if some can't be, none is, and the places stay as they are."""
-        asked = [index for index in chosen if index in self._line]
+        asked = [index for index in chosen if self._wanted[index]]
         self._decided = {}
         for index in asked:
             self._send(index, waits=False)

@@ -36,7 +36,7 @@ from launcher.runs.policy import (
     use_verdict,
     waits_for_hosts,
 )
-from launcher.runs.queue import AGAIN_S, SAY_S, OutOfLineError, Place, Queue, QueueTimeoutError
+from launcher.runs.queue import AGAIN_S, SAY_S, BusyError, Place, Queue, QueueTimeoutError
 from launcher.runs.result import Result
 from launcher.runs.run_json import EndedAttempt
 from launcher.runs.run_request import QUEUED, RunRequest
@@ -50,7 +50,6 @@ from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import age, count, span
 
 LOOK_AGAIN_S = 2.0
-_RESERVE_SLACK_S = 60.0  # for the next attempt to connect and check
 _TIME_LOOK_S = 60.0  # at the clock: a suspended machine delays a timer
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
@@ -77,7 +76,7 @@ class Run:
         self._carried = CarriedOver(incidents=request.incidents, until=self._options.until_at, others=tuple(others))
         self._endings: list[Ending] = []
         self._attempts: list[EndedAttempt] = []  # for run.json
-        self._idle: list[Connection] = []  # to hosts that wait for what becomes of the claim
+        self._idle: list[Connection] = []  # to hosts that hold claims until the next attempt takes them
         self._timer: asyncio.TimerHandle | None = None  # for the time limit
         self._time_limit: str | None = None  # that has been reached
 
@@ -148,7 +147,6 @@ class Run:
         begins_at = boottime() + max(decision.pause_s, result.lost_host_wait_s)
         if self._request.notify is not None and not waits_for_hosts(ending):
             self._request.notify("restart", result)
-        await self._let_go(max(0.0, begins_at - boottime()) + _RESERVE_SLACK_S)
         try:
             if self._searches(decision):
                 await self._pause(result.lost_host_wait_s)
@@ -163,7 +161,12 @@ class Run:
     # ---- the time limit -----------------------------------------------------------------------------------------
 
     def _note_all_started(self) -> None:
-        """Let the time of --for count from now, once all ranks have started; a restart doesn't prolong it."""
+        """Let the time of --for count from now, once all ranks have started; a restart doesn't prolong it.
+
+        What hosts still hold is of those that this attempt doesn't use.
+        """
+        for connection in self._idle:
+            connection.send(messages.STOP, timeout_s=0)
         for_s = self._options.for_s
         if for_s is not None and self._carried.until is None:
             self._carried.until = wall_clock() + for_s
@@ -204,8 +207,7 @@ class Run:
                 if self._options.queue_s is None or self._options.is_dry:
                     raise
             finally:
-                self._idle = attempt.session.idle
-            await self._let_go(_RESERVE_SLACK_S)
+                self._idle = [*self._idle_now(), *attempt.session.idle]
             try:
                 await self._queue()
             except Interrupted as interruption:
@@ -277,7 +279,7 @@ class Run:
             try:
                 chosen = await queue.wait(say, deadline)
                 break
-            except OutOfLineError:
+            except BusyError:
                 continue
             except HostsUnreachable as error:
                 if not options.restarts:
@@ -286,6 +288,8 @@ class Run:
                 if names != lost:
                     self._say(f"launch: {names} can't be reached; the run stays in the queue on the other hosts")
                 lost = names
+            finally:
+                self._idle = [*self._idle_now(), *session.idle]
             if time.monotonic() > deadline:
                 raise QueueTimeoutError("its time in the queue (--queue) is over")
             await self._pause(AGAIN_S)
@@ -296,27 +300,25 @@ class Run:
         self._say(f"launch: its turn on {fold_names(host.name for host in chosen)} after {waited} in the queue")
 
     async def _hang_up(self, result: Result) -> Result:
-        """Let the claims go; return the result, with the hosts that don't say that they have ended as unasked."""
-        silent = await self._let_go(0.0)
-        left = {name: found for name, found in result.census.left.items() if name not in silent}
-        unasked = {**result.census.unasked, **silent}
-        return replace(result, census=replace(result.census, left=left, unasked=unasked))
-
-    async def _let_go(self, reserve_s: float) -> dict[str, int]:
-        """Tell hosts for how long the claim stays for the next attempt, and hang up; return those that don't respond.
+        """Let the claims go; return the result, with the hosts that don't say that they have ended as unasked.
 
         Such a host ends its claim by itself once its connection is closed, or it has heard nothing for 15 s.
         """
-        idle, self._idle = self._idle, []
+        idle, self._idle = self._idle_now(), []
         for connection in idle:
-            connection.send(messages.STOP, timeout_s=0, reserve_s=reserve_s)
+            connection.send(messages.STOP, timeout_s=0)
         deadline = time.monotonic() + HANG_UP_S
         while any(not connection.is_over for connection in idle) and time.monotonic() < deadline:
             await asyncio.sleep(_LISTEN_S)
         silent = {connection.host.name: 1 for connection in idle if not connection.has_exited}
         for connection in idle:
             connection.close()
-        return silent
+        left = {name: found for name, found in result.census.left.items() if name not in silent}
+        unasked = {**result.census.unasked, **silent}
+        return replace(result, census=replace(result.census, left=left, unasked=unasked))
+
+    def _idle_now(self) -> list[Connection]:
+        return [connection for connection in self._idle if not connection.is_over]
 
     @property
     def _number(self) -> int:

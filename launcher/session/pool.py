@@ -35,8 +35,8 @@ class ConnectionPool:
     queued in the order in which they came; between hosts only `at` gives an order. Events of kind CALL belong to no
     host, and their index is -1.
 
-    From `start` to `close` one task renews the leases and closes the connections to silent hosts. If it fails,
-    that is raised: without it, every node would end the run.
+    From `start` until all of them are closed one task renews the leases and closes the connections to silent hosts. If
+    it fails, that is raised: without it, every node would end the run.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class ConnectionPool:
             for index, (host, output) in enumerate(zip(hosts, outputs, strict=True))
         ]
         self._lease_task: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def start(self, first_messages: Sequence[bytes]) -> None:
         """Connect to all hosts at once; each gets its first message once it is reached, and posts READY, or LOST."""
@@ -89,12 +90,19 @@ class ConnectionPool:
             connection.send(kind, **fields)
 
     def close(self) -> None:
-        """Close all connections but the idle ones, to hosts that wait for what becomes of the claim."""
-        if self._lease_task is not None:
-            self._lease_task.cancel()
+        """Close all connections but the idle ones: these hosts hold claims for the next attempt.
+
+        Their leases are renewed until whoever takes the connections closes them.
+        """
+        self._is_closed = True
         for connection in self.connections:
             if not connection.is_idle:
                 connection.close()
+        if self._lease_task is not None and self._is_done():
+            self._lease_task.cancel()
+
+    def _is_done(self) -> bool:
+        return self._is_closed and all(each.is_over or not each.is_idle for each in self.connections)
 
     def post(self, events: Sequence[Event]) -> None:
         """Queue events, from any thread."""
@@ -109,7 +117,7 @@ class ConnectionPool:
         wait_s = min(1.0, self._settings.timeouts.silence_s / 10)
         beat_at = looked_at = self._clock()
         awake_at = time.monotonic()
-        while True:
+        while not self._is_done():
             await asyncio.sleep(wait_s)
             gap_s, looked_at = self._clock() - looked_at, self._clock()
             awake_s, awake_at = time.monotonic() - awake_at, time.monotonic()

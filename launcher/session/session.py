@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -66,7 +66,7 @@ class Session:
         self._outputs = outputs
         self._noticed_at = time.monotonic()
         self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
-        self.idle: list[Connection] = []  # once all is stopped: to hosts that wait for what becomes of the claim
+        self.idle: list[Connection] = []  # once all is stopped: to hosts that hold claims for the next attempt
         mark = f"{settings.run_id}.{secrets.token_hex(4)}"
         self._pool = ConnectionPool(hosts, transport, outputs, settings, mark)
 
@@ -253,24 +253,19 @@ class Session:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    async def stop_all(
-        self, timeout_s: float, *, stays: bool = False, reserve_s: Mapping[int, float] | None = None
-    ) -> Census:
+    async def stop_all(self, timeout_s: float, *, stays: bool | Collection[int] = False) -> Census:
         """Stop everything on all nodes, check what is left, and hang up.
 
         A host whose connection was lost is asked over a new one; its own supervisor is ending the run there.
-        A signal that comes meanwhile kills what is left at once. stays: hosts with a claim wait for what becomes of it;
-        `idle` then has the connections to them. reserve_s: how long claims of the others stay for the next attempt, by
-        index of the host.
+        A signal that comes meanwhile kills what is left at once. stays: whether hosts hold their claims for the next
+        attempt, or the indexes of those that do; `idle` then has the connections to them.
         """
         for state, connection in zip(self.states, self._pool.connections, strict=False):  # without the released ones
             state.has_orders = connection.recall()
             state.stage = Stage.STOPPING
-        if reserve_s:
-            for index in range(len(self.states)):
-                self.send(index, messages.STOP, timeout_s=timeout_s, stays=stays, reserve_s=reserve_s.get(index, 0.0))
-        else:
-            self.send_to_all(messages.STOP, timeout_s=timeout_s, stays=stays)
+        for index in range(len(self.states)):
+            holds = stays if isinstance(stays, bool) else index in stays
+            self.send(index, messages.STOP, timeout_s=timeout_s, stays=holds)
         try:
             await self._await_censuses(timeout_s)
             await self._await_hang_ups()

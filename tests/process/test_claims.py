@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -83,7 +84,7 @@ class Run:
 
     def claim(self, *gpus: int, look: bool = False, **more: Any) -> list[str]:
         """Return whose runs are in the way."""
-        waits, order = more.pop("waits", False), ClaimOrder(self._run, None, SINCE, 1, lost_reserve_s=120.0)
+        waits, order = more.pop("waits", False), ClaimOrder(self._run, None, more.pop("since", SINCE), 1)
         header = {**order.as_fields(waits=waits), "is_look": look, "gpus": [*gpus], **more}
         count = len(self.said)
         self.holder.answer(header, self._gpus)
@@ -145,7 +146,7 @@ def beside(uid: int, act: Callable[[], Run | None]) -> Iterator[int]:
         os.write(go, b"x")
         if run is not None:
             run.serve(lambda: select.select([end], [], [], 0)[0])
-            run.holder.end(0.0)
+            run.holder.end()
         else:
             os.read(end, 1)
 
@@ -220,7 +221,7 @@ def test_of_all_that_want_the_same_one_wins(gpus: str, tmp_path: Path) -> None:
                 os.write(log, b"+")
                 time.sleep(0.002)
                 os.write(log, b"-")
-            run.holder.end(0.0)
+            run.holder.end()
             time.sleep(0.001 * (number % 5))
 
     for pid in [as_user(ANN + number % 3, lambda number=number: compete(number)) for number in range(12)]:
@@ -238,7 +239,7 @@ def test_what_others_say_changes_nothing(gpus: str) -> None:
             "root asks ann"
         )
     assert run.claim(0) == []
-    said = {"run": "x", "name": None, "since": 1.0, "until": None, "is_shared": False, "is_reserved": False}
+    said = {"run": "x", "name": None, "since": 1.0, "until": None, "is_shared": False}
     lines = ["x), for 2 h\nlaunch: root's run y uses them, too", "x, in the queue", "", "\ud800", "\x1b[2J"]
     words = [{**said, key: line} for line in lines for key in ("run", "name") if (key, line) != ("name", "")]
     words += [{**said, "since": since} for since in (float("nan"), -1, "1", None, 10**400, [])]
@@ -247,55 +248,44 @@ def test_what_others_say_changes_nothing(gpus: str) -> None:
     for each in words:
         assert read_claim(BOB, each, ["A"]) == claims.Claim(BOB, frozenset("A")), each
     assert read_claim(BOB, said, ["A"]).said == said
-    run.holder.end(0.0)
+    run.holder.end()
 
 
 def test_runs_of_two_launch_hosts_with_the_same_id(gpus: str) -> None:
     """They start in the same second, and log in as the same user."""
     with beside(os.geteuid(), run_with(gpus, "r", 0)):
         assert Run(gpus, "r").claim(0, since=SINCE + 1e-3) == ["r"]
-        own = Run(gpus, "r")
-        assert own.claim(0) == []
-        own.holder.end(0.0)
 
 
-def test_a_launcher_that_is_lost_between_two_attempts(gpus: str) -> None:
-    """Its GPUs stay reserved for as long as the attempt before has said."""
-    run = Run(gpus, "mine")
-    assert run.claim(0) == []
-    run.holder.reserve()
-    run.holder.end(None)
-    assert Run(gpus, "other").claim(0) == ["mine"]
-    again = Run(gpus, "mine")
-    assert again.claim(0) == []
-    again.holder.end(0.0)
-
-
-@pytest.mark.parametrize("how", ["closed", "silent", "SIGTERM", "guardian", "at once", "after a pause"])
+@pytest.mark.parametrize("how", ["closed", "silent", "guardian", "stopped", "taken"])
 def test_what_becomes_of_a_claim_after_an_attempt(gpus: str, nodes: Nodes, tmp_path: Path, how: str) -> None:
-    """A launcher that closes the connection has ended the run; one that falls silent may still start it again."""
+    """It stays for the next attempt of the same run, for as long as the launcher is connected."""
     put_smi(tmp_path / "bin", tmp_path.name)
     node = nodes.start(env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
     node.prepare(facts=True, pythons=[], silence_s=slowed(1.0) if how == "silent" else NEVER_S)
     gpu = node.wait_for(messages.FACTS)["gpus"][0]
-    order = ClaimOrder("mine", None, SINCE, 1, lost_reserve_s=120.0)
+    order = ClaimOrder("mine", None, SINCE, 1)
     node.send(messages.CLAIM, is_look=False, gpus=[0], **order.as_fields())
     assert node.wait_for(messages.CLAIMED)["rivals"] == []
+    again = Run(gpus, "mine", gpu["uuid"])
+    assert again.claim(0) == ["somebody?"], "the attempt isn't over"
     node.send(messages.STOP, timeout_s=0, stays=True)
     node.wait_for(messages.IDLE)
-    other, again = Run(gpus, "other", gpu["uuid"]), Run(gpus, "mine", gpu["uuid"])
+    other = Run(gpus, "other", gpu["uuid"])
     assert other.claim(0) == ["mine"]
+    wait_for(as_user(ANN, lambda: check(Run(gpus, "mine", gpu["uuid"]).claim(0) == ["mine"])))
     if how == "closed":
         node.hang_up()
-    elif how in ("SIGTERM", "guardian"):
-        os.kill(node.guardian.pid, signal.SIGTERM if how == "SIGTERM" else signal.SIGKILL)
-    elif how != "silent":
-        node.send(messages.STOP, timeout_s=0, reserve_s=60.0 if how == "after a pause" else 0.0)
+    elif how == "guardian":
+        os.kill(node.guardian.pid, signal.SIGKILL)
+    elif how == "stopped":
+        node.send(messages.STOP, timeout_s=0)
+    elif how == "taken":
+        assert again.claim(0) == []
     node.wait_until_gone()
-    assert other.claim(0) == ([] if how in ("closed", "at once") else ["mine"])
-    other.holder.end(0.0)
-    assert again.claim(0) == []
-    again.holder.end(0.0)
+    assert other.claim(0) == (["root?"] if how == "taken" else [])
+    other.holder.end()
+    again.holder.end()
 
 
 def test_who_does_not_answer_still_holds_it(gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,14 +312,14 @@ def test_who_does_not_answer_still_holds_it(gpus: str, monkeypatch: pytest.Monke
             assert run.claim(0, waits=True) == [who.strip()], who
             count = len(run.said)
         assert run.hear(count) == [], who
-        run.holder.end(0.0)
+        run.holder.end()
     with beside(ANN, run_with(gpus, "frozen", 0)) as pid:
         os.kill(pid, signal.SIGSTOP)
         assert run.claim(0) == [f"{ANN}?"]
         os.kill(pid, signal.SIGCONT)
         assert run.claim(0) == ["frozen"]
     assert run.claim(0) == []
-    run.holder.end(0.0)
+    run.holder.end()
 
 
 def test_a_claim_that_many_call(gpus: str) -> None:
@@ -347,118 +337,47 @@ def test_a_claim_that_many_call(gpus: str) -> None:
 
 
 def test_a_box_that_somebody_has_filled(gpus: str) -> None:
-    """All names of a GPU and all places are taken: the others are as free as before, also through the queue."""
+    """All names of a GPU are taken, more than are looked at: the others are as free as before, also in the queue."""
     held = list[socket.socket]()
 
     def fill() -> None:
-        held.extend(bind(f"{gpus}A", number) for number in range(8))
-        held.extend(bind("", number) for number in range(128))
+        held.extend(bind(f"{gpus}A", number) for number in range(300))
+        held.extend(bind("", number) for number in range(300))
 
     run = Run(gpus, "mine")
     with beside(BOB, lambda: fill()):  # type: ignore[func-returns-value]
         assert run.claim(0, shares=True) == [f"{BOB}?"]
         assert run.said[-1]["rivals"][0]["gpus"] == [0]
         assert run.claim(look=True)[0] == f"{BOB}?"
+        assert run.claim(1, 2, waits=True) == []
     assert run.claim(0, 1, 2) == []
-    run.holder.end(0.0)
+    run.holder.end()
 
 
 def test_a_line_that_moves_up_by_itself(gpus: str) -> None:
-    """A death wakes who is behind; who comes is behind all, and a run that has lost its launcher finds its place."""
-    third, late = Run(gpus, "third"), run_with(gpus, "fourth", 0, waits=True)
-    first, second = run_with(gpus, "first", 0, waits=True), run_with(gpus, "second", 0, 1, waits=True)
-    with beside(ANN, run_with(gpus, "holder", 0)), beside(BOB, first) as killed, beside(CID, second):
-        assert third.claim(0, waits=True) == ["holder", "first", "second"]
-        assert Run(gpus, "pushing").claim(0, 1, 2) == ["holder", "first", "second"], "who doesn't wait is behind all"
-        count, before = len(third.said), place_of(third)
+    """A death wakes who is behind; who began later is behind, and the next process of a run finds its place."""
+    third, late = Run(gpus, "third"), run_with(gpus, "fourth", 0, waits=True, since=SINCE + 4)
+    first, second = (run_with(gpus, f"run{n}", *gpu, waits=True, since=SINCE + n) for n, gpu in ((1, [0]), (2, [0, 1])))
+    with beside(ANN, run_with(gpus, "holder", 0)), beside(CID, second), beside(BOB, first) as killed:
+        assert third.claim(0, waits=True, since=SINCE + 3) == ["holder", "run1", "run2"]
+        assert Run(gpus, "pushing").claim(0, 1, 2) == ["holder", "run1", "run2"], "it doesn't wait"
+        count = len(third.said)
         os.kill(killed, signal.SIGKILL)
-        assert third.hear(count) == ["holder", "second"]
-        third.serve(lambda: place_of(third) < before)
-        third.holder.end(60.0)
+        assert third.hear(count) == ["holder", "run2"]
+        taken = list[bool]()
+        third.holder.reserve(lambda: taken.append(True))
         with beside(BOB, late):
             again = Run(gpus, "third")
-            assert again.claim(0, waits=True) == ["holder", "second"]
+            serving = threading.Thread(target=third.serve, args=[lambda: taken])
+            serving.start()
+            assert again.claim(0, waits=True, since=SINCE + 3) == ["holder", "run2"]
+            serving.join()
             other = Run(gpus, "other")
-            assert other.claim(2, waits=True) == [], "who wants other GPUs is in nobody's way"
+            assert other.claim(2, waits=True, since=SINCE + 9) == [], "who wants other GPUs is in nobody's way"
             count = len(again.said)
-        other.holder.end(0.0)
+        other.holder.end()
     again.serve(lambda: len(again.said) > count and not again.said[-1]["rivals"])
-    again.holder.end(0.0)
-
-
-def place_of(run: Run) -> int:
-    assert run.holder._place is not None
-    return next(iter(run.holder._place.sockets))[1]
-
-
-def test_a_place_that_comes_and_goes(gpus: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What no longer is before a run never is again, or one user could let others lose their places on all boxes."""
-    monkeypatch.setattr(claims, "_TURN_S", 0.05)
-    calls, gone = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR | os.O_APPEND) for name in ("calls", "gone"))
-    run = Run(gpus, "mine")
-
-    def toggle() -> None:
-        said = {"run": "x", "name": None, "since": 1.0, "until": None, "is_shared": False, "is_reserved": False}
-        place = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for number in range(128):
-            with suppress(OSError):
-                place.bind(f"\0launch//{number}")
-                break
-        place.listen(9)
-        os.write(calls, b"x")
-        while True:
-            caller = place.accept()[0]
-            left = os.fstat(gone).st_size  # how often it still is gone
-            os.ftruncate(gone, max(0, left - 1))
-            with suppress(OSError):
-                caller.send(json.dumps({**said, "parts": [] if left else [f"{gpus}A"]}).encode())
-            os.write(calls, b"x")
-
-    pid = as_user(BOB, toggle)
-    assert wait_until(lambda: os.fstat(calls).st_size)
-    assert run.claim(0, waits=True) == ["x"]
-    asked = os.fstat(calls).st_size
-    os.write(gone, b"xx")
-    run.serve(lambda: os.fstat(calls).st_size > asked + 6)
-    assert [len(said["rivals"]) for said in run.said] == [1, 0]
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    run.holder.end(0.0)
-
-
-def test_a_frozen_place(gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays before those that knew it, but is in nobody's way whom it doesn't answer."""
-    monkeypatch.setattr(claims, "_ANSWER_S", 0.2)
-    monkeypatch.setattr(claims, "_TURN_S", 0.1)
-    run, late = Run(gpus, "mine"), Run(gpus, "late")
-    with beside(BOB, run_with(gpus, "first", 0, waits=True)) as pid:
-        assert run.claim(0, waits=True) == ["first"]
-        os.kill(pid, signal.SIGSTOP)
-        assert late.claim(0, waits=True) == []
-        looks = time.monotonic() + 1
-        run.serve(lambda: time.monotonic() > looks)
-        assert len(run.said) == 1
-        late.holder.end(0.0)
-    assert run.hear(1) == []
-    run.holder.end(0.0)
-
-
-def test_a_claim_that_waits_for_the_next_attempt(gpus: str) -> None:
-    """For the same run of the same user it is there, for nobody else, and no longer than it says."""
-    first = Run(gpus, "mine")
-    assert first.claim(0, 1) == []
-    first.holder.end(60.0)
-    with beside(ANN, lambda: None):
-        wait_for(as_user(ANN, lambda: check(Run(gpus, "mine").claim(1, 2) == ["mine"])))
-        assert Run(gpus, "other").claim(0) == ["mine"]
-    again = Run(gpus, "mine")
-    assert again.claim(0, 1) == [] and again.said[-1]["rivals"] == []
-    again.holder.end(0.0)
-    assert again.claim(0, 1, 2) == [], "nothing is left"
-    again.holder.end(0.2)
-    other = Run(gpus, "other")
-    assert wait_until(lambda: not other.claim(0))
-    other.holder.end(0.0)
+    again.holder.end()
 
 
 def test_only_who_starts_ranks_has_the_sockets(gpus: str) -> None:
@@ -473,12 +392,12 @@ def test_only_who_starts_ranks_has_the_sockets(gpus: str) -> None:
             os.read(end, 1)
             os._exit(0)
         os.close(end)
-        run.holder.end(0.0)
+        run.holder.end()
         assert other.claim(0) == (["root?"] if is_starter else [])
         os.close(told)
         wait_for(pid)
         assert other.claim(0) == []
-        other.holder.end(0.0)
+        other.holder.end()
 
 
 @pytest.fixture
@@ -526,7 +445,7 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tm
     assert wait_until(lambda: "restarting in 5 s" in said("first")), said("first")
     first.send_signal(signal.SIGSTOP)  # so that the pause lasts, however long the next one takes to look
     assert launch("third", *words, "true").wait() == 70, said("third")
-    assert ", reserved for its start\n" in said("third"), said("third")
+    assert f"GPU 0-1: root, run {run} (nightly), for " in said("third"), said("third")
     first.send_signal(signal.SIGCONT)
     assert first.wait() == 0, "restarts beside who shares: " + said("first")
     (tmp_path / "sharing" / "go").touch()

@@ -23,6 +23,7 @@ from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
 from launcher.node import messages
+from launcher.preflight.claims import ClaimOrder
 from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
 from launcher.session.settings import Settings
@@ -206,6 +207,28 @@ def test_what_was_said_before_the_node_was_ready_is_sent() -> None:
         await talk.wait_for(messages.EXIT)
 
     assert talking(scene).output[0, 1] == b"early\n"
+
+
+def test_an_idle_node_is_kept_after_the_end() -> None:
+    """It holds what the run has claimed until the next attempt takes that."""
+
+    def play(silence_s: float) -> None:
+        async def scene(talk: Talk) -> None:
+            await talk.wait_for(messages.HELLO)
+            order = ClaimOrder("pool-test", None, time.time(), 1).as_fields(waits=True)
+            talk.connection.send(messages.CLAIM, is_look=False, gpus=[], **order)
+            await talk.wait_for(messages.CLAIMED)
+            talk.connection.send(messages.STOP, timeout_s=0, stays=True)
+            await talk.wait_for(messages.IDLE)
+            talk.close()
+            with pytest.raises(asyncio.TimeoutError):
+                await talk.wait_for(LOST, within_s=2 * silence_s)
+            talk.connection.close()
+            await talk.wait_for(LOST)
+
+        talking(scene, silence_s=silence_s)
+
+    long_enough(play, 0.6)
 
 
 # ---- a machine that sleeps ------------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ NOW = 1_800_000_000.0
 GPUS = tuple(Gpu(index, "H100", 81559, "550.54", free_mib=81000) for index in range(8))
 ANN = BoxClaim("ann", "20261124-091233", NOW - 7200, "nightly", (4, 5, 6, 7))
 BOB = BoxClaim("bob", "20261124-101500", NOW - 60, None, (6, 7), is_shared=True)
-RESERVED = BoxClaim("ann", "20261124-091233", NOW - 7200, gpus=tuple(range(8)), is_reserved=True)
+RESERVED = BoxClaim("ann", "20261124-091233", NOW - 7200, gpus=tuple(range(8)))
 OFF = HostFailure("gpu9", HostFailureKind.TIMED_OUT, "10.0.0.9 port 22 does not answer", "is it on?", "10.0.0.9")
-RESTS = "for 2 h 00 min, reserved for its start"
 
 
 def box(name: str, *claims: BoxClaim, gpus: tuple[Gpu, ...] = GPUS, error: str | None = None) -> Box:
@@ -106,7 +105,7 @@ def python(pid: int, owner: str | None, mib: int = 10240) -> GpuProcess:
         (
             (box("gpu1", RESERVED), box("gpu2", replace(ANN, gpus=()))),
             [
-                f"gpu1  GPU 0-7  ann, run 20261124-091233, {RESTS}",
+                "gpu1  GPU 0-7  ann, run 20261124-091233, for 2 h 00 min",
                 "gpu2  GPU 0-7  free",
                 "8 of 16 GPUs are free: --include gpu2:0,1,2,3,4,5,6,7",
             ],
