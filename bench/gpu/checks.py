@@ -23,7 +23,7 @@ LEAST_SHARE = 0.94
 STAND_IN = """\
 #!/bin/sh
 case "$1" in
---query-gpu=*) echo "0, Stand-in GPU, 81559, 580.159, GPU-1, 70000, Enabled, Default, 0, 00000000:3B:00.0";;
+--query-gpu=*) echo "0, Stand-in, 81559, 580.159, GPU-1, 70000, Default, 0, 00000000:3B:00.0, Disabled, 30, Disabled";;
 --query-compute-apps=*) echo "GPU-1, {pid}, 11000";;
 esac
 """

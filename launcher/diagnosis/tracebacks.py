@@ -21,9 +21,9 @@ _SYNTAX_PLACE = re.compile(r'^  File "[^"]+", line \d+$')
 _SYNTAX_ERROR = re.compile(r"^(?:Syntax|Indentation|Tab)Error\b")
 _FOREIGN = ("site-packages/", "dist-packages/", "<frozen ", "/lib/python3")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-# What a progress bar or a logger has printed before it stays in its line. In rich's box it has another form.
+# What a progress bar or a logger has printed before it stays in its line.
 _HEADER = re.compile(
-    r"(?!╭|\+-)(?P<prefix>.*?)(?P<header>(?:Original |Exception Group )?Traceback \(most recent call last\)):\W*$"
+    r"(?P<prefix>.*?)(?P<header>(?:Original |Exception Group )?Traceback \(most recent call last\)):\W*$"
 )
 # torch prints every line of an exception twice if torch.distributed is initialised: plain and with `[rank0]:`.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")

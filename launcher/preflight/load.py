@@ -172,21 +172,15 @@ def _list_errors(sensors: Sensors) -> tuple[tuple[int | None, str], ...]:
     return (sensors.uncorrected_errors, "uncorrectable"), (sensors.corrected_errors, "corrected")
 
 
-def _find_fix(load: MeasuredLoad, slow: Iterable[_Speed], host: str) -> str:
-    """Return what to do, about the most serious of what was found."""
+def _find_fix(load: MeasuredLoad, slow: Sequence[_Speed], host: str) -> str:
     if not load.is_gpu:
         return "look what else runs on its cores"
-    number, fields = load.sensors.number, {speed.field for speed in slow}
-    leave_out = "leave it out with --exclude" + ("" if number is None else f" {host}:{number}")
-    if load.sensors.uncorrected_errors:
-        return f"reset it, or {leave_out}: results may be wrong"
-    if load.slowdown:
-        return f"look at its cooling and power supply, or {leave_out}: all other ranks wait for it"
-    if not fields:
-        return f"watch it with nvidia-smi -q, or {leave_out}"
-    if fields <= {"to_gpu", "from_gpu"}:
+    if slow and {speed.field for speed in slow} <= {"to_gpu", "from_gpu"}:
         return "look at the width of its PCIe link with nvidia-smi -q, and at what else uses the link"
-    return f"see nvidia-smi -q there, or {leave_out}: all other ranks wait for it"
+    leave_out = "leave it out with --exclude" + (
+        "" if load.sensors.number is None else f" {host}:{load.sensors.number}"
+    )
+    return f"see nvidia-smi -q there, its cooling and power supply, or {leave_out}: all other ranks wait for it"
 
 
 def _describe_model(alike: Sequence[MeasuredLoad], hosts: Sequence[str]) -> Finding:

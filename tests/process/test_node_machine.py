@@ -66,7 +66,7 @@ def test_a_limit_of_locked_memory_is_none_for_who_may_lock_all(nodes: Nodes, tmp
     assert ask_checks(nodes, rc_file=limit, python=str(stripped)).memlock_kib == 64
 
 
-@pytest.mark.parametrize("content", [b"", b"print('hello')\n", bytes(range(256)) * 1000])
+@pytest.mark.parametrize("content", [b"", bytes(range(256)) * 1000])
 def test_a_script_is_known_by_its_contents(nodes: Nodes, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "train.py").write_bytes(content)
     checks = ask_checks(nodes, workdir=str(tmp_path), script="train.py")
@@ -74,7 +74,7 @@ def test_a_script_is_known_by_its_contents(nodes: Nodes, tmp_path: Path, content
     assert list(checks.disks) == [str(tmp_path), "/tmp"]
 
 
-@pytest.mark.parametrize("script", ["missing.py", ".", "/nonexistent/train.py"])
+@pytest.mark.parametrize("script", ["missing.py", "."])
 def test_what_can_not_be_read_has_no_hash(nodes: Nodes, tmp_path: Path, script: str) -> None:
     assert ask_checks(nodes, workdir=str(tmp_path), script=script).script_hash is None
 

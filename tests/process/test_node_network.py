@@ -76,9 +76,7 @@ def write(file: Path, text: str | None) -> None:
         file.write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("told", "speed_mbps"), [("100000\n", 100000), ("-1\n", None), ("0\n", None), ("\n", None), (None, None)]
-)
+@pytest.mark.parametrize(("told", "speed_mbps"), [("100000\n", 100000), ("-1\n", None), (None, None)])
 @pytest.mark.skipif(sys.byteorder == "big", reason="the kernel writes these addresses in its own byte order")
 def test_a_speed_is_what_the_card_tells(tmp_path: Path, told: str | None, speed_mbps: int | None) -> None:
     write(tmp_path / "proc/net/route", ROUTES.format("eth7"))
@@ -369,7 +367,7 @@ def test_a_name_is_looked_up(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("text", "is_one"),
-    [(HERE, True), ("::1", True), ("fe80::1", True), ("gpu1", False), ("1", False), ("", False), ("\udcff", False)],
+    [(HERE, True), ("::1", True), ("gpu1", False), ("1", False), ("\udcff", False)],
 )
 def test_what_is_an_address(text: str, is_one: bool) -> None:
     assert network.is_address(text) == is_one

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from node_process import STAND_IN, Message, Nodes
 
 from launcher.node import messages
+from launcher.node.facts import code, packages
 from launcher.session.node_state import read_facts
 
 COMMIT = "a1b2c3d" + "0" * 33
@@ -89,21 +90,19 @@ def test_an_editable_package_has_a_commit(nodes: Nodes, tmp_path: Path) -> None:
     }
 
 
-def test_a_commit_of_git_itself_is_found(nodes: Nodes, tmp_path: Path) -> None:
-    source, site = tmp_path / "source", tmp_path / "site-packages"
-    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", "init", "--quiet", str(source)], check=True)
-    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "x"], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-    install_editable(site, "mine", source)
-    packages = find_packages(nodes, tmp_path, site)["search"]["packages"]
-    assert packages == {"mine": f"1.0 (editable, {commit[:7]})"}
-
-
-def test_more_packages_than_any_python_has(nodes: Nodes, tmp_path: Path) -> None:
-    install(tmp_path / "site-packages", *(f"p{number}-1.dist-info" for number in range(5001)))
-    facts = read_facts(find_packages(nodes, tmp_path, tmp_path / "site-packages"), "")
-    assert facts.packages is None
+def test_more_of_either_than_any_python_or_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "MOST_PACKAGES", 2)
+    monkeypatch.setattr(code, "MOST_FILES", 2)
+    for number in range(2):
+        install(tmp_path, f"p{number}-1.dist-info")
+        write(tmp_path / f"{number}.py", "")
+    wanted = {"workdir": str(tmp_path), "code": {"folder": "", "script": None}}
+    assert packages.list_packages([str(tmp_path)])["packages"] == {"p0": "1", "p1": "1"}
+    assert code.sum_up(wanted)["code_hash"]
+    install(tmp_path, "p2-1.dist-info")
+    write(tmp_path / "2.py", "")
+    assert packages.list_packages([str(tmp_path)])["packages"] is None
+    assert code.sum_up(wanted)["code_hash"] is None
 
 
 def test_packages_are_listed_for_the_checks_only(nodes: Nodes, tmp_path: Path) -> None:
@@ -154,20 +153,5 @@ def test_what_a_run_may_import_is_hashed(nodes: Nodes, tmp_path: Path) -> None:
     assert ask_code(nodes, tmp_path, str(root)) == found
 
 
-def test_more_files_than_are_compared(nodes: Nodes, tmp_path: Path) -> None:
-    (tmp_path / "many").mkdir()
-    for number in range(2001):
-        (tmp_path / "many" / f"{number}.py").touch()
-    assert ask_code(nodes, tmp_path) is None
-
-
 def test_a_place_that_can_not_be_read(nodes: Nodes, tmp_path: Path) -> None:
     assert ask_code(nodes, tmp_path, "missing") is None
-
-
-def test_code_that_is_not_asked_for_has_no_hash(nodes: Nodes, tmp_path: Path) -> None:
-    node = nodes.start()
-    node.prepare(facts=True, pythons=[], gpus=False, checks=True, workdir=str(tmp_path))
-    facts = read_facts(node.wait_for(messages.FACTS), "")
-    assert facts.checks is not None
-    assert (facts.checks.code_hash, facts.packages) == (None, None)

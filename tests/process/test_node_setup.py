@@ -84,12 +84,6 @@ def test_values_come_through_as_they_are(nodes: Nodes, any_python: str) -> None:
     assert node.stop() == []
 
 
-def test_functions_come_through(fresh: Node) -> None:
-    ask(fresh, 'greet() { echo "hello $1"; }\nexport -f greet')
-    fresh.start(["bash", "-c", "greet you"])
-    fresh.wait_for_output("hello you\n")
-
-
 def test_nothing_else_changes(fresh: Node) -> None:
     """Neither bash's own variables, nor those of the run."""
     facts = ask(fresh, "cd /; unset LAUNCH_MARK SPT_NOENV LAUNCH_FILES HOME; export OLDPWD SHLVL=7")
@@ -167,26 +161,15 @@ NO_ENVIRONMENT = "it exited before its environment could be read; remove exit an
     [
         ("exit 3", "exit code 3", []),
         ("exit 0", NO_ENVIRONMENT, []),
-        ("exec true", NO_ENVIRONMENT, []),
-        ("false", "exit code 1", []),
-        ("echo reason >&2; set -e; false; true", "exit code 1", ["reason"]),
-        ("source nosuchfile x", "exit code 1", ["bash: line 1: nosuchfile: No such file or directory"]),
         ("nosuchprogram x", "exit code 127", ["bash: line 1: nosuchprogram: command not found"]),
         ("kill -9 $$", "killed by signal 9", []),
         ("seq 20; (exit 4)", "exit code 4", ["16", "17", "18", "19", "20"]),
-        ("read answer", "exit code 1", []),
     ],
 )
 def test_a_failure_says_how_and_with_which_last_lines(fresh: Node, command: str, reason: str, lines: list[str]) -> None:
     facts = ask(fresh, command, pythons=[sys.executable])
     assert facts["setup"] == {"failure": {"step": "--setup", "reason": reason, "lines": lines}}
     assert facts["search"] == {}  # no Python was looked for
-
-
-def test_an_open_quote_is_a_failure(fresh: Node) -> None:
-    failure = ask(fresh, "echo 'open")["setup"]["failure"]
-    assert failure["reason"].startswith("exit code ")
-    assert "unexpected EOF while looking for matching" in failure["lines"][0]
 
 
 def test_a_step_after_a_failure_is_not_run(fresh: Node, tmp_path: Path) -> None:
@@ -309,16 +292,12 @@ def test_the_python_of_the_setup_s_path_comes_first(fresh: Node, made_venv: Path
     assert facts["search"]["torch"] == "2.13.0+stand.in"
 
 
-@pytest.mark.parametrize("place", ["absolute", "home", "workdir"])
+@pytest.mark.parametrize("place", ["home", "workdir"])
 def test_a_virtual_environment(nodes: Nodes, made_venv: Path, place: str, tmp_path: Path) -> None:
     node = nodes.start()
     (node.home / "work").mkdir()
     (node.home / "env").symlink_to(made_venv)
-    path, found = {
-        "absolute": (str(made_venv), made_venv),
-        "home": ("~/env", node.home / "env"),
-        "workdir": ("../env", node.home / "env"),
-    }[place]
+    path, found = {"home": "~/env", "workdir": "../env"}[place], node.home / "env"
     order = {"steps": [], "named": [], "venv": path, "timeout_s": 1}
     env = {"PYTHONHOME": "/nowhere"}
     node.prepare(facts=True, gpus=False, pythons=[messages.ENVIRONMENT], setup=order, env=env, workdir="~/work")
@@ -385,11 +364,11 @@ def make_conda(root: Path, made_venv: Path, program: str = "conda", *names: str)
     return path
 
 
-@pytest.mark.parametrize("place", ["PATH", "CONDA_EXE", "home", "the setup's PATH"])
+@pytest.mark.parametrize("place", ["PATH", "home", "the setup's PATH"])
 def test_conda_is_found_and_entered(nodes: Nodes, made_venv: Path, tmp_path: Path, place: str) -> None:
     root = tmp_path / "a conda"
     env = {"PATH": f"{root}/bin:{os.environ['PATH']}"} if place == "PATH" else {}
-    node = nodes.start(env={"CONDA_EXE": f"{root}/bin/conda"} if place == "CONDA_EXE" else env)
+    node = nodes.start(env=env)
     if place == "home":
         root = node.home / "miniconda3"
     make_conda(root, made_venv)
@@ -404,12 +383,10 @@ def test_conda_is_found_and_entered(nodes: Nodes, made_venv: Path, tmp_path: Pat
     assert b"LAUNCH_CONDA" not in env_of_rank
 
 
-@pytest.mark.parametrize("name", ["it's", "$(touch pwned)"])
-def test_the_name_of_an_environment_is_no_shell_s(nodes: Nodes, made_venv: Path, name: str) -> None:
+def test_the_name_of_an_environment_is_no_shell_s(nodes: Nodes, made_venv: Path) -> None:
     node = nodes.start()
-    make_conda(node.home / "miniforge3", made_venv, "conda", name)
-    if "'" not in name:  # conda's own answer doesn't quote it
-        assert ask_for(node, conda=name)["setup"]["failure"] is None
+    make_conda(node.home / "miniforge3", made_venv, "conda", "$(touch pwned)")
+    assert ask_for(node, conda="$(touch pwned)")["setup"]["failure"] is None
 
 
 def test_an_environment_that_is_missing(nodes: Nodes, made_venv: Path) -> None:

@@ -37,15 +37,13 @@ def read_sections(path: Path) -> dict[str, list[str]]:
 def play(fake: Callable[[str, str], None], sections: dict[str, list[str]]) -> None:
     """Put each tool on the PATH, which answers each of its commands."""
     cases: dict[str, str] = {}
-    for heading, lines in reversed(sections.items()):  # what is asked without something comes first
+    for heading, lines in sections.items():
         command, _, code = heading.partition(": exit ")
         if code:
-            tool, _, rest = command.partition(" ")
-            option, _, missing = rest.partition(" without ")
+            tool, _, option = command.partition(" ")
             pattern = "*" if tool != "nvidia-smi" else f"{option}=*"
-            guard = f'case "$1" in *{missing}*) ;; ' if missing else f'case "$1" in {pattern}) '
             answer = "cat <<'END'\n" + "\n".join(lines) + f"\nEND\nexit {code};;"
-            cases[tool] = cases.get(tool, "") + (f"{guard}*) {answer} esac\n" if missing else f"{guard}{answer} esac\n")
+            cases[tool] = cases.get(tool, "") + f'case "$1" in {pattern}) {answer} esac\n'
     for tool, script in cases.items():
         fake(tool, script)
 

@@ -22,7 +22,8 @@ def gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
-    folder = os.path.expanduser(wanted.get("workdir") or "~")
+    folder, script = os.path.expanduser(wanted.get("workdir") or "~"), wanted.get("script")
+    venv = find_venv(wanted)
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "machine": machine.find_identity(),
@@ -30,7 +31,9 @@ def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
         "home": os.path.expanduser("~"),
         **_launcher_ends(),
         "addresses": network.list_addresses(),
-        **_find_folder(folder, wanted.get("script"), find_venv(wanted)),
+        "workdir_found": os.path.isdir(folder),
+        "script_found": script is None or os.path.isfile(os.path.join(folder, script)),
+        "venv_found": venv is None or os.access(os.path.join(venv, "bin", "python"), os.X_OK),
     }
     if wanted.get("checks"):
         facts["checks"] = _gather_checks(wanted, folder)
@@ -67,15 +70,6 @@ def _launcher_ends() -> dict[str, str | None]:
     client, server = (words[0], words[2]) if len(words) == 4 else slurm.find_ends()
     ends = {"ssh_client": client, "ssh_address": server}  # sshd says UNKNOWN if a client has no address
     return {name: end if end and network.is_address(end.partition("%")[0]) else None for name, end in ends.items()}
-
-
-def _find_folder(folder: str, script: str | None, venv: str | None) -> dict[str, bool]:
-    """Tell whether the working directory exists, and the script and the --venv in it."""
-    return {
-        "workdir_found": os.path.isdir(folder),
-        "script_found": script is None or os.path.isfile(os.path.join(folder, script)),
-        "venv_found": venv is None or os.access(os.path.join(venv, "bin", "python"), os.X_OK),
-    }
 
 
 def find_venv(wanted: dict[str, Any]) -> str | None:

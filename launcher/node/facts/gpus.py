@@ -7,7 +7,7 @@ import os
 import pwd
 import subprocess
 import time
-from typing import Any, Callable
+from typing import Any, Callable, List, NamedTuple, Optional
 
 from launcher.node import messages
 from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
@@ -30,13 +30,12 @@ _MOST_XIDS = 20  # told at once
 _XID_START = b"NVRM: Xid (PCI:"
 
 
-class _Answer:
+class _Answer(NamedTuple):
     """What a tool printed to stdout and stderr, in lines, and its exit code."""
 
-    def __init__(self, lines: list[str], complaints: list[str], code: int | None) -> None:
-        self.lines = lines
-        self.complaints = complaints
-        self.code = code  # None: it didn't start, or didn't finish in time
+    lines: List[str]
+    complaints: List[str]
+    code: Optional[int]  # None: it didn't start, or didn't finish in time
 
 
 def query_gpus() -> dict[str, Any]:
@@ -47,7 +46,7 @@ def query_gpus() -> dict[str, Any]:
     drivers_gpus = _count_drivers_gpus()
     timeout_s = TOOL_TIMEOUT_S if drivers_gpus is None else LOADING_TIMEOUT_S
     deadline = time.monotonic() + timeout_s
-    answer, apps = (_finish(tool, deadline) for tool in begun)
+    answer, apps = (_finish(tool, max(0.01, deadline - time.monotonic())) for tool in begun)
     if answer.code is None:
         there = "" if drivers_gpus is None else "; the driver has %d" % drivers_gpus
         return {"gpus": [], "gpu_error": "nvidia-smi gave no answer in %d s%s" % (timeout_s, there)}
@@ -79,11 +78,11 @@ def _begin(command: list[str]) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def _finish(tool: subprocess.Popen[bytes] | None, deadline: float) -> _Answer:
+def _finish(tool: subprocess.Popen[bytes] | None, timeout_s: float | None) -> _Answer:
     if tool is None:
         return _Answer([], [], None)
     try:
-        stdout, stderr = tool.communicate(timeout=max(0.01, deadline - time.monotonic()))
+        stdout, stderr = tool.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         tool.kill()  # don't wait for it: with a hung driver it stays in state D
         return _Answer([], [], None)
@@ -164,7 +163,7 @@ def _query_amd() -> dict[str, Any]:
     tool = _begin(_AMD_COMMAND)
     if tool is None:
         return {"gpus": [], "gpu_error": messages.NO_GPU_TOOL}
-    answer = _finish(tool, time.monotonic() + TOOL_TIMEOUT_S)
+    answer = _finish(tool, TOOL_TIMEOUT_S)
     if answer.code is None:
         return {"gpus": [], "gpu_error": "rocm-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
     gpus, error = _parse_amd(answer)
@@ -187,16 +186,9 @@ def _parse_amd(answer: _Answer) -> tuple[list[dict[str, Any]], str | None]:
 
 def list_processes() -> list[dict[str, Any]]:
     """Return the processes that have memory on NVIDIA's GPUs, each with the UUID of its GPU; a hang has no end here."""
-    found = [(line.partition(",")[0].strip(), line) for line in _run(_nvidia_query("compute-apps", _APP_FIELDS)).lines]
+    answer = _finish(_begin(_nvidia_query("compute-apps", _APP_FIELDS)), None)
+    found = [(line.partition(",")[0].strip(), line) for line in answer.lines]
     return [dict(process, gpu=uuid) for uuid, line in found for process in _parse_app(line, uuid)]
-
-
-def _run(command: list[str]) -> _Answer:
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    except OSError:
-        return _Answer([], [], None)
-    return _Answer(_lines(done.stdout), _lines(done.stderr), done.returncode)
 
 
 def _amd_gpu(index: int, card: dict[str, Any]) -> dict[str, Any]:

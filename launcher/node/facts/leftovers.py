@@ -7,6 +7,7 @@ the directories of such runs, see `processes.run_folders`.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from launcher.node import clock, system
@@ -14,6 +15,7 @@ from launcher.node.processes import proc, run_folders, run_owner, workers
 
 _LOADER = b'"~launch '  # part of the command line of every program that launch sends
 _PLANTED = ("launch", "launch-agent")  # what such a program may call itself
+_MARK = re.compile(r"([^.]+\.[0-9a-f]+)(?:\.|$)")
 START_S = 2.0  # from the login of any command until its code has come
 
 
@@ -69,13 +71,8 @@ def _age_s(process: proc.Process) -> float:
 
 def _run_of(mark: str) -> str:
     """Return `RUN.TOKEN` of a mark `RUN.TOKEN.INDEX`, or "" if it isn't a mark of launch."""
-    run_id, _, rest = mark.partition(".")
-    token = rest.partition(".")[0]
-    return run_id + "." + token if run_id and _is_hex(token) else ""
-
-
-def _is_hex(text: str) -> bool:
-    return bool(text) and not text.strip("0123456789abcdef")
+    found = _MARK.match(mark)
+    return found.group(1) if found else ""
 
 
 def _is_ours(pid: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 import fcntl
-import os
+import glob
 import socket
 import struct
 import time
@@ -62,21 +62,9 @@ def _read_speed(interface: str, root: str) -> int | None:
 
 def list_infiniband(root: str = "") -> list[str]:
     """Return the active InfiniBand and RoCE ports, such as `mlx5_0:1`."""
-    base = root + "/sys/class/infiniband"
-    places = [(device, os.path.join(base, device, "ports")) for device in _list_folder(base)]
-    return [
-        "%s:%s" % (device, port)
-        for device, ports in places
-        for port in _list_folder(ports)
-        if "ACTIVE" in read_text(os.path.join(ports, port, "state"))
-    ]
-
-
-def _list_folder(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
+    states = sorted(glob.glob(root + "/sys/class/infiniband/*/ports/*/state"))
+    ports = [path.split("/")[-4:-1] for path in states if "ACTIVE" in read_text(path)]
+    return ["%s:%s" % (device, port) for device, _, port in ports]
 
 
 def is_address(text: str) -> bool:

@@ -103,7 +103,7 @@ class Responder:
             self._is_searching = True
             self._env = env
             self._wants_packages = wanted.get("packages", False)
-            self._search_python(wanted["pythons"], wanted, env, folder)
+            self._search_python(wanted, env, folder)
 
     def cancel(self) -> None:
         """Start nothing more and send no more answers: the run is being stopped."""
@@ -111,8 +111,8 @@ class Responder:
         if self._setup is not None:
             self._setup.cancel()
 
-    def _search_python(self, candidates: list[str], wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
-        if not candidates:  # the run needs no torch, or its setup failed
+    def _search_python(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
+        if not wanted["pythons"]:  # the run needs no torch, or its setup failed
             self._keep("python", {})
             return
         output_fds = self._open_torchrun_pipes()
@@ -120,7 +120,7 @@ class Responder:
             self.warm_folder = lent_code.make_folder(folder, entry.WARM)
             env = lent_code.put_first(self.warm_folder, env)
         self.search = Search(
-            self._loop, candidates, env, folder, output_fds, self._keepers_fd, wanted["stop_timeout_s"],
+            self._loop, wanted["pythons"], env, folder, output_fds, self._keepers_fd, wanted["stop_timeout_s"],
             self._keep_python, for_torchrun=not wanted.get("plain", False) and self.warm_folder is None,
         )  # fmt: skip
         self.search.try_next()

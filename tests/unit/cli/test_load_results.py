@@ -36,7 +36,8 @@ def test_a_slow_gpu(
     assert print_loads(folder, HOSTS, as_json=False) == exit_code
     assert capsys.readouterr().out.splitlines() == [
         f"{severity}: gpu2: GPU 0: {slow} TFLOP/s in bf16, {lag} % below the median 453 of 2 x H100; fix: see "
-        "nvidia-smi -q there, or leave it out with --exclude gpu2:0: all other ranks wait for it",
+        "nvidia-smi -q there, its cooling and power supply, or leave it out with --exclude gpu2:0: "
+        "all other ranks wait for it",
         f"gpu[1-2]: 2 x H100 under load: 453 TFLOP/s in bf16 ({slow} to 453), {OTHERS}",
     ]
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping
 
 import pytest
 
 from launcher.diagnosis.exit_codes import (
     ENDINGS,
-    LOSSES,
     SIGNALS,
     describe_ending,
     explain_ending,
     explain_loss,
     signal_name,
 )
-from launcher.diagnosis.signatures import Explanation, Kind, plain
+from launcher.diagnosis.signatures import plain
 from launcher.errors import EXIT_SIGNAL_BASE
 
 
@@ -40,21 +38,6 @@ def test_every_ending_is_found_by_its_own_row() -> None:
     assert {words: known.cause for words, known in told.items()} == {
         words: plain(known.cause) for words, known in ENDINGS.items()
     }
-
-
-@pytest.mark.parametrize(("table", "name"), [(ENDINGS, "ending"), (LOSSES, "loss")])
-def test_run_json_has_one_name_for_all_rows_of_a_table(table: Mapping[str, Explanation], name: str) -> None:
-    assert {known.name for known in table.values()} == {name}
-    assert {known.kind for known in table.values()} == {Kind.CAUSE}
-
-
-def test_out_of_memory_is_told_from_other_kills() -> None:
-    found = explain_ending(None, signal.SIGKILL, is_out_of_memory=True)
-    assert found is not None
-    assert (found.cause, found.fix) == (
-        "the host's memory was full, or its container or job reached its memory limit",
-        "use fewer loader workers, a smaller batch, or a higher limit; dmesg -T on that host shows who used how much",
-    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from launcher.diagnosis.signatures import (
     MAX_LINE,
     SIGNATURES,
-    Explanation,
     Kind,
     Signature,
     explain_lines,
@@ -130,8 +129,6 @@ def test_what_healthy_ranks_say_is_marked() -> None:
     [
         "a",
         " ",
-        "word ",
-        "CUDA out of memory",
         "sh: 1: ",
         "[Rank 1] ",
         "lib",
@@ -152,7 +149,3 @@ def test_the_end_of_a_very_long_line_is_not_searched() -> None:
     line = "x" * MAX_LINE
     assert names_of("MemoryError " + line) == ["host-memory"]
     assert names_of(line + " MemoryError") == []
-
-
-def test_an_explanation_is_a_cause_unless_said_otherwise() -> None:
-    assert Explanation("x", "cause", "fix").kind is Kind.CAUSE

@@ -29,10 +29,6 @@ ValueError: the optimizer met a NaN at step 42
 """
 
 
-def test_no_traceback():
-    assert extract_traceback("") == extract_traceback("a\n  File \n") == shorten_traceback([]) == []
-
-
 @pytest.mark.parametrize(
     "stderr",
     [

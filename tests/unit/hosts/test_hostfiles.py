@@ -40,23 +40,12 @@ def test_a_list_keeps_order_users_ranges_and_addresses():
 
 BAD_LISTS = [
     ("", "--hosts: names no host", "give at least one, as in node1,node2"),
-    (" \t\n", "--hosts: names no host", "give at least one, as in node1,node2"),
     ("a,,b", "--hosts: empty name in 'a,,b'", "remove the extra comma"),
-    ("a , ,b", "--hosts: empty name in 'a , ,b'", "remove the extra comma"),
-    (",a", "--hosts: empty name in ',a'", "remove the extra comma"),
-    ("a,", "--hosts: empty name in 'a,'", "remove the extra comma"),
     ("a b,c,A", "--hosts: host 'A' is named twice, by 'a' and by 'A'", "list each host once"),
     ("gpu[1-4],gpu2", "--hosts: host 'gpu2' is named twice, by 'gpu[1-4]' and by 'gpu2'", "list each host once"),
-    ("::1,[::1]", "--hosts: host '::1' is named twice, by '::1' and by '[::1]'", "list each host once"),
     ("-oProxyCommand=x", "--hosts: host name '-oProxyCommand=x' begins with '-'", NAME_RULE),
-    ("-l", "--hosts: host name '-l' begins with '-'", NAME_RULE),
-    ("..", "--hosts: host name '..' begins with '.'", NAME_RULE),
     ("a;b", "--hosts: host name 'a;b' contains ';'", NAME_RULE),
-    ("$(id)", "--hosts: host name '$(id)' contains '$'", NAME_RULE),
     ("a\x1b[2J", "--hosts: 'a\\x1b[2J' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
-    ("a\x07", "--hosts: host name 'a\\x07' contains '\\x07'", NAME_RULE),
-    ("a\xa0b", "--hosts: host name 'a\\xa0b' contains '\\xa0'", NAME_RULE),
-    ("node\u00b2", "--hosts: host name 'node\u00b2' contains '\u00b2'", NAME_RULE),
     ("hosts/two", "--hosts: host name 'hosts/two' contains '/'", "pass a file of hosts with --hostfile"),
     (
         "node1 slots=8",
@@ -68,15 +57,12 @@ BAD_LISTS = [
         "--hosts: 'ann@gpu[1-4]:128' is ambiguous: 128 slots or SSH port 128?",
         "in a hostfile, write slots=128 or port=128 after the name",
     ),
-    ("-gpu:128", "--hosts: '-gpu:128' is ambiguous: 128 slots or SSH port 128?", None),
     (
         "node1 8",
         "--hosts: 'node1 8' is ambiguous: is 8 a number of slots, a port or a host?",
         "write slots=8 or port=8",
     ),
-    ("node1:x", "--hosts: host name 'node1:x' contains ':'", NAME_RULE),
     ("a:b:c", "--hosts: 'a:b:c' isn't an IPv6 address", "write addresses as 2001:db8::1 or [2001:db8::1]"),
-    ("fe80::1%$(id)", "--hosts: 'fe80::1%$(id)' isn't an IPv6 address", None),
     ("ann@", "--hosts: the host name is empty", NAME_RULE),
     ("@a", "--hosts: '@a' is a ClusterShell group", "list its hosts: nodeset -e '@a'"),
     (
@@ -85,8 +71,6 @@ BAD_LISTS = [
         "use letters, digits, '.', '_' and '-', or set any user in ssh_config",
     ),
     ("n[1-4]!n2", "--hosts: host name 'n1!n2' contains '!'", "list the hosts to use, or leave some out with --exclude"),
-    ("^hosts", "--hosts: host name '^hosts' contains '^'", "list the hosts to use, or leave some out with --exclude"),
-    ("ann@b@c", "--hosts: 'ann@b' isn't a user name", None),
     ("a" * 254, f"--hosts: '{'a' * 97}...' gives a name of 254 characters; the limit is 253", ""),
     ("a[1-65536],b", "--hosts: more than 65536 hosts", ""),
 ]
@@ -134,20 +118,15 @@ def test_one_host_of_a_range_may_have_an_address():
 
 BAD_LINES = [
     ("node1 slots=x", "slots must be a number, got 'x'", ""),
-    ("node1 slots=", "slots must be a number, got ''", ""),
-    ("node1 slots=-1", "slots must be a number, got '-1'", ""),
     ("node1 slots=\u0664", "slots must be a number, got '\u0664'", ""),
     ("node1 slots=0", "slots must be between 1 and 1024, got 0", ""),
     ("node1 port=65536", "port must be between 1 and 65535, got 65536", ""),
-    ("node1 port=\x1b[1m", "port must be a number, got '\\x1b[1m'", ""),
     ("node1 slot=4", "unknown key 'slot'", "write 'slots'"),
     ("node1 slots=4 max_slots=2", "max_slots=2 is less than slots=4", "keep slots= alone, with the number you want"),
-    ("node1 max-count=x", "max_slots must be a number, got 'x'", ""),
     ("node1 address=10.0.0.1", "unknown key 'address'", "write 'addr'"),
     ("node1 gpus=4", "unknown key 'gpus'", KEYS_FIX),
     ("node1 =4", "host name 'node1=4' contains '='", "write settings such as slots=8 after the name, in a hostfile"),
     ("node1 slots=4 slots=8", "slots is given twice, by 'slots=4' and by 'slots=8'", ""),
-    ("node1 slots=4 cpu=4", "slots is given twice, by 'slots=4' and by 'cpu=4'", ""),
     ("ann@node1 user=bob", "user is given twice, by 'ann@node1' and by 'user=bob'", ""),
     (
         "node1 user=a;b",
@@ -155,8 +134,6 @@ BAD_LINES = [
         "use letters, digits, '.', '_' and '-', or set any user in ssh_config",
     ),
     ("node1 addr=gpu1", "addr must be an IP address, got 'gpu1'", "write it as in addr=10.0.0.1"),
-    ("node1 addr=10.0.0.256", "addr must be an IP address, got '10.0.0.256'", "write it as in addr=10.0.0.1"),
-    ("node1 addr=fe80::1%a;b", "addr must be an IP address, got 'fe80::1%a;b'", "write it as in addr=10.0.0.1"),
     (
         "n[1-2] addr=10.0.0.1",
         "addr= is the address of one host, but 'n[1-2]' names 2",
@@ -168,26 +145,9 @@ BAD_LINES = [
         f"write one host or range per line; for settings, {KEYS_FIX}",
     ),
     ("node1,node2 slots=4", "host name 'node1,node2' contains ','", "write one host or range per line"),
-    ("node1,", "empty name in 'node1,'", "remove the extra comma"),
     (
         "node1: 8",
         "'node1: 8' is ambiguous: is 8 a number of slots, a port or a host?",
-        "write slots=8 or port=8",
-    ),
-    (
-        "node1 1025",
-        "'node1 1025' is ambiguous: is 1025 a number of slots, a port or a host?",
-        "write slots=1025 or port=1025",
-    ),
-    ("-node1 8", "'-node1 8' is ambiguous: is 8 a number of slots, a port or a host?", None),
-    (
-        "[::1]:1023",
-        "'[::1]:1023' is ambiguous: 1023 slots or SSH port 1023?",
-        "in a hostfile, write slots=1023 or port=1023 after the name",
-    ),
-    (
-        "node1 8 all.q@node1 UNDEFINED",
-        "'node1 8 all.q@node1 UNDEFINED' is ambiguous: is 8 a number of slots, a port or a host?",
         "write slots=8 or port=8",
     ),
     (
@@ -206,19 +166,9 @@ BAD_LINES = [
         "list its hosts here; if this is a comment, put a space after '#' (pdsh needs it)",
     ),
     ("@gpu", "'@gpu' is a ClusterShell group", "list its hosts: nodeset -e '@gpu'"),
-    ("rank 0=node1 slot=0", "unknown key '0'", KEYS_FIX),
-    (
-        "gpu[1,2] 8",
-        "'gpu[1,2] 8' is ambiguous: is 8 a number of slots, a port or a host?",
-        "write slots=8 or port=8",
-    ),
     ("a//b", "host name 'a//b' contains '/'", "pass a file of hosts with --hostfile"),
-    ("/* a */", "host name '/*' contains '/'", "pass a file of hosts with --hostfile"),
     ("n" * 70000, "a line of 70000 characters; the limit is 65536", "write one host or range per line"),
-    ("n[5-3]", "'5-3' in 'n[5-3]' is neither a number nor a range", None),
-    ("n\x00", "host name 'n\\x00' contains '\\x00'", NAME_RULE),
     ("node0", "host 'node0' is named twice, by hostfiles/two:1 and by hostfiles/two:3", ONCE),
-    ("n[1,1]", "host 'n1' is named twice, by hostfiles/two:3 and by hostfiles/two:3", ONCE),
 ]
 
 
@@ -292,19 +242,14 @@ DIALECTS = [
         [Host("gpu1"), Host("gpu007"), Host("gpu008"), Host("a1b"), Host("a2b")],
     ),
     ("a slots=8\nb slots=4\n", [Host("a", slots=8), Host("b", slots=4)]),
-    ("a slots=8\nb\n", [Host("a", slots=8), Host("b")]),
-    ("ann@a slots=8 port=22\n", [Host("a", user="ann", slots=8, port=22)]),
     ("[::1] slots=8 addr=10.0.0.1", [Host("::1", slots=8, address="10.0.0.1")]),
     ("ann@a slots = 8 max-slots=9 // c\n", [Host("a", user="ann", slots=8)]),
     ("a count=2\nb user-name=ann cpu=1", [Host("a", slots=2), Host("b", user="ann", slots=1)]),
     ("a max_slots=3", [Host("a", slots=3)]),
     ("a:8\nb:4 user=ann\n", [Host("a", slots=8), Host("b", slots=4, user="ann")]),
-    ("a:8,[::1]:4", [Host("a", slots=8), Host("::1", slots=4)]),
     ("[::1],[fe80::2] b", [Host("::1"), Host("fe80::2"), Host("b")]),
     ("a:2222 slots=8\nb:22\n", [Host("a", port=2222, slots=8), Host("b", port=22)]),
     ("a:64,b:1024,c:65535\n", [Host("a", slots=64), Host("b", port=1024), Host("c", port=65535)]),
-    ("::1:8\n", [Host("::1:8")]),
-    ("a count=2\nb[1-2]\n", [Host("a", slots=2), Host("b1"), Host("b2")]),
 ]
 
 
@@ -404,11 +349,8 @@ def short(host):
     ("line", "message"),
     [
         ("a:8 slots=8", "f:1: slots is given twice, by 'a:8' and by 'slots=8'"),
-        ("ann@a:22 port=22", "f:1: port is given twice, by 'ann@a:22' and by 'port=22'"),
         ("a:0", "f:1: slots must be between 1 and 1024, got 0"),
         ("a:65536", "f:1: port must be between 1 and 65535, got 65536"),
-        ("a:x", "f:1: host name 'a:x' contains ':'"),
-        ("a:8:ann", "f:1: 'a:8:ann' isn't an IPv6 address"),
     ],
 )
 def test_what_stands_behind_a_colon_is_checked(line, message):
@@ -421,19 +363,12 @@ def test_what_stands_behind_a_colon_is_checked(line, message):
 
 HOSTILE = {
     "an option of ssh": (b"-oProxyCommand=touch${IFS}x", "1: host name '-oProxyCommand=touch${IFS}x' begins with '-'"),
-    "an option behind a user": (b"ann@-oProxyCommand=x", "1: host name '-oProxyCommand=x' begins with '-'"),
-    "an option in a list": (b"a -oProxyCommand", "1: host name '-oProxyCommand' begins with '-'"),
     "a command": (b"a$(id)", "1: host name 'a$(id)' contains '$'"),
-    "an escape": (b"a\x1b]0;x\x07", "1: 'a\\x1b]0;x\\x07' has an unmatched bracket"),
-    "a zero": (b"a\nb\x00c", "2: host name 'b\\x00c' contains '\\x00'"),
     "UTF-16": ("\ufeffa".encode("utf-16-le"), "1: byte 0xff is not UTF-8"),
     "a huge range": (b"n[1-999999999]", "1: 'n[1-999999999]' gives 999999999 names; the limit is 65536"),
     "many huge ranges": (b",".join(b"n%d-[1-65536]" % n for n in range(4000)), "1: more than 65536 hosts"),
-    "many brackets": (b"n" + b"[1-9]" * 9, "1: 'n[1-9]" + "[1-9]" * 8 + "' gives 387420489 names; the limit is 65536"),
     "a long line": (b"n," * (1 << 19), "1: a line of 1048576 characters; the limit is 65536"),
     "a long name": (b"n" * 60000, f"1: '{'n' * 97}...' gives a name of 60000 characters; the limit is 253"),
-    "a long key": (b"n " + b"k" * 60000 + b"=1", f"1: unknown key '{'k' * 97}...'"),
-    "open brackets": (b"[" * 60000, f"1: '{'[' * 97}...' has an unmatched bracket"),
     "colons": (b":1" * 30000, f"1: '{':1' * 48}:...' isn't an IPv6 address"),
     "many lines": (b"\n" * (1 << 23) + b"a", " more than 8 MiB, too large for a hostfile"),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.unreachable import failure_lines, fold_failures
-from launcher.transports.ssh.failures import Destination, pass_on
+from launcher.transports.ssh.failures import Destination
 
 
 def place(name: str, address: str) -> Destination:
@@ -45,14 +45,6 @@ def test_what_differs_in_more_stays_apart() -> None:
     changed = [place(name, name).key_changed(f"SHA256:{name}x") for name in ("a", "b")]
     ports = [Destination(name, name, port, "me").refused() for name, port in (("a", 22), ("b", 2222))]
     assert [names for names, _, _ in fold_failures([*changed, *ports])] == [["a"], ["b"], ["a"], ["b"]]
-
-
-def test_a_gateway_that_all_share_is_named_once() -> None:
-    failures = [pass_on(place("gate", "10.0.0.1").login_refused([]), name, "gate") for name in ("a", "b")]
-    ((names, text, fix),) = fold_failures(failures)
-    assert names == ["a", "b"]
-    assert text == "jump host gate: login refused for user me (tried nothing: there is no key)"
-    assert fix == "copy a key there: ssh-copy-id me@10.0.0.1"
 
 
 def test_a_host_that_fails_twice_is_counted_and_listed_once() -> None:

@@ -56,8 +56,6 @@ def test_the_lines_for_conda_are_bash(name):
         ),
         ({"python": "/p", "active_env": "/env"}, ["/p"]),
         ({"venv": "d", "active_env": "/env"}, [messages.ENVIRONMENT]),
-        ({"setup": "x", "python": "/p"}, ["/p"]),
-        ({"setup": "x", "venv": "d"}, [messages.ENVIRONMENT]),
         ({"conda": "x"}, [messages.ENVIRONMENT]),
         ({"conda": "x", "program": COMMAND}, []),
     ],
@@ -71,7 +69,6 @@ def test_which_pythons_are_tried(how, pythons):
     [
         ({}, None),
         ({"VIRTUAL_ENV": "", "CONDA_PREFIX": "relative"}, None),
-        ({"VIRTUAL_ENV": "/env/"}, "/env"),
         ({"CONDA_PREFIX": "/conda", "PATH": "/bin"}, "/conda"),
         ({"VIRTUAL_ENV": "/env", "CONDA_PREFIX": "/conda"}, "/env"),
         ({"VIRTUAL_ENV": "/env", "CONDA_PREFIX": "/conda", "PATH": "/env/bin:/conda/bin:/bin"}, "/env"),
@@ -119,9 +116,8 @@ def test_the_setup_comes_first_by_hand():
 
 
 COMMANDS = [
-    "export A=1", "export A=1; export B=2", "export A=1 # B=2", "export A=1\nexport B=2", "false || export A=1",
-    "export A=1 &", "export A='x && y'", "export A=\"it's\"", "! false && export A=1", "false; export A=1",
-    "{ export A=1; }", "f() { export A=$1; }; f 3", "[ 1 -lt 2 ] && export A=1", "export A=1 && export B=$A",
+    "export A=1; export B=2", "export A=\"it's\" # B=2", "false || export A=1", "export A=1 &",
+    "f() { export A=$1; }; f 3",
 ]  # fmt: skip
 
 

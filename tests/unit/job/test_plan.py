@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.hosts.host import Host, select_hosts
+from launcher.hosts.host import Host
 from launcher.job.facts import Gpu, NodeFacts, Probes, Route
 from launcher.job.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.job.plan import (
@@ -223,24 +223,11 @@ def test_a_warm_job_imports_torch_with_all_that_its_ranks_read_then(job, gpus):
     assert " -m torch.distributed.run " in line
 
 
-def test_a_python_that_can_not_be_warm_gets_no_order():
-    job = Job(script(), nproc=2, cpu=True, start="warm")
-    assert warm_fields(job, Host("gpu1"), facts_of("gpu1")) is None
-
-
 def test_a_plain_start_knows_the_gpus_of_its_ranks():
     plan = plan_of(Job(script(), start="plain"), facts_of("gpu1", gpus=1), facts_of("gpu2", gpus=2))
     assert [(len(node.processes), node.gpus) for node in plan.nodes] == [(1, (0,)), (2, (0, 1))]
     line = plan.nodes[1].by_hand
     assert (line.count(" WORLD_SIZE=3 LOCAL_WORLD_SIZE=2 "), line.count("/usr/bin/python3 -u train.py")) == (2, 2)
-
-
-def test_one_plain_process_needs_no_group():
-    job = Job(Program(ProgramKind.COMMAND, "hostname"), nproc=1, cpu=True, workdir="/my data")
-    comment, line = plan_lines(plan_of(job, facts_of("gpu1")))
-    assert comment == "# node 0: gpu1, rank 0"
-    assert line.startswith("cd '/my data' && env PYTHONUNBUFFERED=1 ")
-    assert line.endswith(" RANK=0 ROLE_RANK=0 LOCAL_RANK=0 hostname")
 
 
 def test_what_a_setup_has_set_stays_but_for_the_choice_of_gpus():
@@ -269,19 +256,12 @@ def test_slots_give_each_host_its_size():
     ]
 
 
-def test_chosen_gpus_are_the_visible_ones():
-    chosen = select_hosts([Host("gpu1", slots=8), Host("gpu2", slots=8)], "gpu1:7,2@gpu2", None, None)
-    plan = plan_of(Job(script()), facts_of("gpu1", gpus=8), facts_of("gpu2", gpus=8), gpu1=chosen[0], gpu2=chosen[1])
-    assert [(node.nproc, node.env.get("CUDA_VISIBLE_DEVICES")) for node in plan.nodes] == [(2, "7,2"), (8, None)]
-
-
 @pytest.mark.parametrize(
     ("host", "cpu", "visible", "gpus"),
     [
         (Host("gpu1"), False, None, [0, 1]),
         (Host("gpu1", gpus=(7, 2)), False, (6, 3), [7, 2]),
         (Host("gpu1"), True, None, [None, None]),
-        (Host("gpu1"), False, (6, 3), [6, 3]),
         (Host("gpu1"), False, (-1,), [None, None]),
     ],
 )
@@ -351,8 +331,6 @@ def test_the_gpus_of_a_plain_command(nproc, gpus):
         (True, [messages.NO_GPU_TOOL, messages.NO_GPU_TOOL], True),
         (False, [messages.NO_GPU_TOOL, messages.NO_GPU_TOOL], False),
         (True, [messages.NO_GPU_TOOL, "nvidia-smi gave no answer in 5 s"], False),  # a GPU may be there
-        (True, [messages.NO_GPU_TOOL, None], False),
-        (True, [], False),
     ],
 )
 def test_the_hosts_say_whether_a_job_runs_on_cpus(may_use_cpus, errors, cpu):
@@ -367,9 +345,7 @@ def test_a_run_on_cpus_has_one_rank_per_host_unless_a_number_was_named():
     assert plan_of(Job(script(), nproc=2, cpu=True), *two).world_size == 4
 
 
-@pytest.mark.parametrize(
-    ("cpu_count", "nproc", "threads"), [(8, 8, "1"), (7, 2, "3"), (1, 4, "1"), (64, 1, "64"), (None, 2, None)]
-)
+@pytest.mark.parametrize(("cpu_count", "nproc", "threads"), [(7, 2, "3"), (1, 4, "1"), (None, 2, None)])
 def test_ranks_share_the_cores(cpu_count, nproc, threads):
     plan = plan_of(Job(script(), nproc=nproc, cpu=True), facts_of("gpu1", cpu_count=cpu_count))
     assert plan.nodes[0].env.get("OMP_NUM_THREADS") == threads
@@ -378,11 +354,8 @@ def test_ranks_share_the_cores(cpu_count, nproc, threads):
 @pytest.mark.parametrize(
     ("version", "size", "prefix"),
     [
-        ("2.4.0", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
         ("2.7.1+cu128", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
         ("2.8.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
-        ("2.13.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
-        (None, "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
     ],
 )
 def test_the_flight_recorder_is_set_as_that_torch_spells_it(version, size, prefix):
@@ -429,7 +402,6 @@ def test_what_the_user_has_set_stays():
             False,
             "10.9.0.1",
         ),
-        (Host("gpu1"), {"ssh_address": None, "addresses": (("lo", "127.0.0.1"),)}, False, "127.0.0.1"),
     ],
 )
 def test_the_address_of_node_0(host, more, alone, address):
@@ -444,13 +416,9 @@ LOCAL = {"ssh_client": None, "ssh_address": None, "addresses": ADDRESS_LIST}  # 
     ("host", "first", "seen_by_others", "address"),
     [
         (Host("gpu1"), LOCAL, ["10.8.0.1"], "10.8.0.1"),
-        (Host("gpu1"), LOCAL, ["203.0.113.9"], "10.9.0.1"),  # behind NAT they saw an address that is not its own
         (Host("gpu1"), LOCAL, ["203.0.113.9", None, "10.8.0.1"], "10.8.0.1"),
-        (Host("gpu1"), LOCAL, ["fd00::1"], "fd00::1"),
-        (Host("gpu1"), LOCAL, [None, None], "10.9.0.1"),
         (Host("gpu1"), {**LOCAL, "ssh_client": "10.8.0.1"}, [None], "10.9.0.1"),  # what node 0 saw is not the point
         (Host("gpu1"), {**LOCAL, "ssh_address": "10.0.0.1"}, ["10.8.0.1"], "10.0.0.1"),
-        (Host("gpu1", address="10.1.0.1"), LOCAL, ["10.8.0.1"], "10.1.0.1"),
     ],
 )
 def test_a_local_node_0_has_the_address_from_which_others_saw_us_come(host, first, seen_by_others, address):
@@ -462,9 +430,7 @@ def test_a_local_node_0_has_the_address_from_which_others_saw_us_come(host, firs
     ("more", "seen", "address"),
     [
         ({"ssh_address": "fe80::1%eth1"}, "10.8.0.1", "10.8.0.1"),
-        ({"ssh_address": "FE80::1"}, None, "10.9.0.1"),
         ({"ssh_address": None, "addresses": (("eth1", "fe80::1"), *ADDRESS_LIST)}, "fe80::1", "10.9.0.1"),
-        ({"ssh_address": None, "addresses": (("eth1", "fe80::1"),)}, "fe80::1", "127.0.0.1"),
     ],
 )
 def test_an_address_that_needs_a_scope_is_skipped(more, seen, address):
@@ -478,11 +444,6 @@ def test_a_named_address_and_port_are_taken():
     assert (plan.master_addr, plan.master_port, plan.nodes[0].cwd) == ("gpu1.lan", 29400, "/home/gpu1")
     assert "--rdzv-conf timeout=7 --master-addr gpu1.lan --master-port 29400 --max-restarts 0" in plan.nodes[0].by_hand
     assert "SOCKET_IFNAME" not in plan.nodes[0].by_hand
-
-
-def test_a_folder_that_is_not_there_is_the_home():
-    plan = plan_of(Job(script(), nproc=1, workdir="/gone"), facts_of("gpu1", workdir_found=False))
-    assert plan.nodes[0].cwd == "/home/gpu1"
 
 
 def test_what_the_record_says_of_hosts():
@@ -549,17 +510,6 @@ def test_plain_processes_with_an_environment_enter_it_once():
     _, line = dry_lines(job, Host("a"))
     assert line.startswith("cd /data && eval true && { env PYTHONUNBUFFERED=1 ")
     assert line.endswith(" LOCAL_RANK=1 id & wait; }")
-
-
-def test_a_dry_run_of_a_plain_command_of_unknown_size_is_a_line_for_a_shell():
-    _, line = dry_lines(Job(Program(ProgramKind.COMMAND, "hostname"), workdir="/data"), Host("a"))
-    assert subprocess.run(["/bin/sh", "-n", "-c", line], stderr=subprocess.DEVNULL, check=False).returncode == 0
-
-
-def test_ranks_after_a_node_of_unknown_size_are_not_made_up():
-    comments = dry_lines(Job(script()), Host("a"), Host("b", slots=2))[::2]
-    assert comments[0] == "# node 0: a, as many ranks as GPUs"
-    assert "ranks 0 to 1" not in comments[1]
 
 
 # through real shells
@@ -641,8 +591,6 @@ def parse_torchrun():
     "args",
     [
         ["--nnodes", "9", "--help", "-m"],
-        ["--", "a", "--", "b"],
-        ["", "-", "--lr=1 2", "-1"],
         ["--log", "info", "--n", "5"],  # abbreviations of options of torchrun
     ],
 )
@@ -657,8 +605,6 @@ def test_torchrun_leaves_the_arguments_of_the_script_alone(parse_torchrun, args)
 @pytest.mark.parametrize(
     ("probes", "env", "value"),
     [
-        (None, {}, None),
-        (Probes(), {}, None),
         (Probes(reverse_dns_s=0.5), {}, None),
         (Probes(reverse_dns_s=0.6), {}, "timeout:1 attempts:2"),
         (Probes(reverse_dns_s=5.0), {"RES_OPTIONS": "rotate"}, None),  # the user's own stands in the job

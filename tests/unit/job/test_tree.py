@@ -10,12 +10,6 @@ LIVE = Tree("/home/ann/proj", b"[]", "0123456789abcdef", 0, 0, live=("/home/ann/
 SRC = Tree("/home/ann/proj", b"[]", "0123456789abcdef", 0, 0, live=LIVE.live, has_src=True)
 
 
-def test_the_tree_comes_first() -> None:
-    assert LIVE.python_path("/t/proj", "") == "/t/proj"
-    assert SRC.python_path("/t/proj", "") == "/t/proj:/t/proj/src"
-    assert SRC.python_path("/t/proj", "/opt/lib:/opt/more") == "/t/proj:/t/proj/src:/opt/lib:/opt/more"
-
-
 @pytest.mark.parametrize(
     ("found", "others"),
     [

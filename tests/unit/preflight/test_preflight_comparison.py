@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from machines.example_facts import COMMAND, H200, JOB, ON_CPUS, SCRIPT, checked, facts, nodes_of, told
 
 from launcher.hosts.host import Host
-from launcher.job.facts import Checks, Gpu, Network, Route
+from launcher.job.facts import Checks, Network, Route
 from launcher.job.job import Job
 from launcher.preflight.comparison import check, check_machines
 from launcher.preflight.findings import CheckedHost, fold
@@ -44,22 +42,12 @@ def gpus(count, **more):
 @pytest.mark.parametrize(
     ("every_fact", "findings"),
     [
-        ([], []),
-        ([facts()], []),
         ([facts()] * 3, []),
         # torch
         ([torch("2.13.0"), torch("2.12.0")], [f"problem: gpu2: torch 2.12, the others 2.13; fix: {APART}"]),
         (
-            [torch("2.12.0"), torch("2.13.0"), torch("2.13.1")],
-            [f"problem: gpu1: torch 2.12, the others 2.13; fix: {APART}"],
-        ),
-        (
             [torch("2.13.0+cu130"), torch("2.13.0+cu126"), torch("2.13.0+cu130")],
             [f"warning: gpu2: torch 2.13.0+cu126, the others 2.13.0+cu130; fix: {NEAR}"],
-        ),
-        (
-            [torch("2.11.0"), torch("2.12.0"), torch("2.13.0")],
-            [f"problem: gpu[1-3]: torch 2.11 on gpu1, 2.12 on gpu2 and 2.13 on gpu3; fix: {APART}"],
         ),
         (
             [torch("2.11.0"), torch("2.13.0"), torch("2.12.0"), torch("2.13.0"), torch("2.13.0")],
@@ -82,7 +70,6 @@ def gpus(count, **more):
                 "fix: install the same one everywhere: pickles and wheels may be incompatible"
             ],
         ),
-        ([python("3.11.4"), python("3.11.9")], []),
         # the script
         (
             [script("5f3a91c0ffee"), script("12ab34cd"), script("5f3a91c0ffee"), script(None)],
@@ -100,7 +87,6 @@ def gpus(count, **more):
             ],
         ),
         # GPUs
-        ([gpus(8), gpus(8), gpus(4)], [f"warning: gpu3: 4 GPUs, the others 8 GPUs; fix: {COUNTS}"]),
         (
             [gpus(8), gpus(4), gpus(8), gpus(4), gpus(2)],
             [f"warning: gpu[1-5]: 8 GPUs on gpu[1,3], 4 GPUs on gpu[2,4] and 2 GPUs on gpu5; fix: {COUNTS}"],
@@ -168,18 +154,6 @@ def test_gpus_that_were_chosen_are_not_counted():
     assert list(check([CheckedHost(JOB, host, fact) for host, fact in zip(hosts, fact_lists, strict=True)])) == []
 
 
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(["2.12.0", "2.12.1", "2.13.0"]), min_size=1, max_size=6))
-def test_whoever_is_named_is_not_of_the_usual_kind(versions):
-    findings = list(check(nodes_of(JOB, list(map(torch, versions)))))
-    named = {name for finding in findings for name in finding.hosts}
-    usual = [version for number, version in enumerate(versions, 1) if f"gpu{number}" not in named]
-    assert usual
-    assert bool(named) == (len(set(versions)) > 1)
-    releases = {version.rpartition(".")[0] for version in usual}
-    assert len(releases) == 1
-
-
 # ---- networks -------------------------------------------------------------------------------------------------------
 
 SLOW = Network("eth0", "10.0.0.0/24", 1000)
@@ -241,12 +215,10 @@ FASTER = f"data goes over 1 Gb/s, but all hosts share 10.1.0.0/24 at 100 Gb/s (i
     ("every_fact", "findings"),
     [
         ([networks(SLOW, FAST), networks(FAST, SLOW)], [f"warning: gpu[1-2]: {FASTER}"]),
-        ([networks(SLOW, FAST)], []),
         ([networks(SLOW, FAST), networks(SLOW)], []),
+        ([networks(replace(SLOW, speed_mbps=None), FAST)] * 2, []),  # nobody knows how slow it is
         ([networks(SLOW, FAST, over="ib0"), networks(SLOW, FAST, over="ib0")], []),
         ([networks(SLOW, DOCKER), networks(SLOW, DOCKER)], []),  # the same addresses on each, and no way between them
-        ([networks(SLOW, replace(FAST, speed_mbps=None)), networks(SLOW, FAST)], []),
-        ([networks(SLOW, FAST), facts(route=Route("eth0", "10.0.0.2"))], []),
         ([networks(FAST, over="eth0"), networks(FAST, over="eth0")], []),  # nobody knows how fast the one used is
         (
             [networks(SLOW, FAST), networks(SLOW, replace(FAST, speed_mbps=25000, interface="ib1"))],
@@ -264,10 +236,6 @@ FASTER = f"data goes over 1 Gb/s, but all hosts share 10.1.0.0/24 at 100 Gb/s (i
                 "warning: gpu[1-2]: data goes over 1 Gb/s, but all hosts share 10.1.0.0/24 at 100 Gb/s (eth0, ib0)"
                 f"; fix: {ADDR}"
             ],
-        ),
-        (
-            [networks(replace(SLOW, speed_mbps=2500), FAST)] * 2,
-            [f"warning: gpu[1-2]: {FASTER.replace('over 1 Gb', 'over 2.5 Gb')}"],
         ),
     ],
 )  # fmt: skip
@@ -294,8 +262,3 @@ def test_a_lost_gpu_has_no_name_to_compare():
     every_fact = [facts(), facts(gpus=(lost, *H200[1:]))]
     assert found(every_fact) == []
     assert summarize(JOB, every_fact).startswith("8 x H200 140 GB, driver")
-
-
-def test_a_gpu_without_a_name_or_driver():
-    nameless = (Gpu(0, "", None, ""),)
-    assert found([facts(gpus=nameless), facts(gpus=nameless)]) == []

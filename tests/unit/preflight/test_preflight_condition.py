@@ -32,7 +32,6 @@ def folder(run_id):
     [
         ({}, []),
         ({"shm_mib": 1024, "memory_free_mib": 1024, "disks": {"/tmp": 100}}, []),
-        ({"shm_mib": None, "memory_free_mib": None, "disks": {"/tmp": None}}, []),
         (
             {"shm_mib": 64},
             [

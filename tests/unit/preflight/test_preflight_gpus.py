@@ -36,7 +36,6 @@ def found(*gpus, job=JOB, host=None):
     ("gpus", "findings"),
     [
         ([gpu(used=0)], []),
-        ([gpu(used=None)], []),
         ([gpu(used=7000)], []),  # what a driver keeps for itself
         (
             [gpu(0, process(4411, 120 << 10), used=120 << 10)],
@@ -55,19 +54,11 @@ def found(*gpus, job=JOB, host=None):
             [f"warning: gpu1: GPU 0 busy: pid 4411, not visible there (another container?), 2.0 GB; fix: {GO_ON}"],
         ),
         (
-            [gpu(0, process(4411, 2048, owner=None), used=2048)],
-            [f"warning: gpu1: GPU 0 busy: pid 4411 (python), 2.0 GB; fix: {GO_ON}"],
-        ),
-        (
             [gpu(0, process(4411, 2048, mark="20261120-091233.ab12.0"), used=2048)],
             [
                 "warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 2.0 GB; "
                 "fix: if run 20261120-091233 is over, stop it with `launch clean`"
             ],
-        ),
-        (
-            [gpu(index, process(4411 + index, 70 << 10), used=70 << 10) for index in range(2)],
-            [f"warning: gpu1: GPU 0 and 1 busy: pid 4411 and 4412 (python) of ann, 140 GB; fix: {GO_ON}"],
         ),
         (
             [gpu(index, process(4411, 1024), used=1024 if index else 100 << 10) for index in range(3)],
@@ -95,13 +86,6 @@ def found(*gpus, job=JOB, host=None):
             ],
         ),
         (
-            [gpu(0, used=8000)],
-            [
-                "warning: gpu1: GPU 0: 7.8 GB in use by a process that isn't visible there; "
-                "fix: look on the machine itself, or reset the GPU: the process is in a container or dead"
-            ],
-        ),
-        (
             [gpu(0, used=100 << 10)],
             [
                 "problem: gpu1: GPU 0: 100 GB in use by a process that isn't visible there; "
@@ -115,7 +99,6 @@ def found(*gpus, job=JOB, host=None):
                 "fix: run nvidia-smi -i 3 -c DEFAULT",
             ],
         ),
-        ([gpu(compute_mode="Exclusive_Process")], []),
         (  # under MPS, which shares it
             [gpu(0, process(99, 30, owner="root", name="nvidia-cuda-mps"), used=30, compute_mode="Exclusive_Process")],
             [],
@@ -154,7 +137,6 @@ def found(*gpus, job=JOB, host=None):
                 "fix: reset it, or leave it out with --exclude: results may be wrong",
             ],
         ),
-        ([gpu(memory_mib=None)], []),
     ],
 )
 def test_what_is_wrong_with_a_gpu(gpus, findings):
@@ -179,8 +161,8 @@ def test_a_torch_that_uses_no_gpu(more, findings):
 @pytest.mark.parametrize(
     ("bus_id", "address"),
     [
-        ("00000000:3B:00.0", "0000:3b:00"), ("0000:C3:00.0", "0000:c3:00"), ("00010000:01:00.0", "10000:01:00"),
-        ("0000000A:01:00.0", "000a:01:00"), ("", ""), ("[N/A]", ""),
+        ("00000000:3B:00.0", "0000:3b:00"),  ("00010000:01:00.0", "10000:01:00"),
+         ("", ""), ("[N/A]", ""),
     ],
 )  # fmt: skip
 def test_an_address_as_the_kernel_writes_it(bus_id, address):
@@ -195,9 +177,7 @@ BUSY = [gpu(index, process(100 + index, 100 << 10), used=100 << 10) for index in
     [
         (JOB, Host("gpu1"), [0, 1, 2, 3, 4, 5, 6, 7]),
         (Job(SCRIPT, nproc=2), Host("gpu1"), [0, 1]),
-        (JOB, Host("gpu1", slots=3), [0, 1, 2]),
         (JOB, Host("gpu1", gpus=(7, 2)), [7, 2]),
-        (Job(SCRIPT, nproc=16), Host("gpu1"), [0, 1, 2, 3, 4, 5, 6, 7]),
     ],
 )
 def test_only_gpus_that_the_run_would_use_are_looked_at(job, host, indexes):
@@ -220,8 +200,6 @@ def test_only_gpus_that_ranks_see_are_looked_at(job, visible, indexes):
     [
         ("WARNING: infoROM is corrupted at gpu 0000:5D:00.0", JOB, Host("gpu1"), "warning"),
         (LOST, JOB, Host("gpu1"), "problem"),  # it would train on 7 of 8, and say nothing
-        (LOST, Job(SCRIPT, nproc=7), Host("gpu1"), "warning"),
-        (LOST, JOB, Host("gpu1", slots=7), "warning"),
         (LOST, JOB, Host("gpu1", gpus=(0, 1)), "warning"),
     ],
 )
@@ -292,7 +270,11 @@ def test_a_run_on_cpus_minds_no_gpu(job):
 
 @pytest.mark.parametrize(
     ("mib", "words"),
-    [(0, "0.0 GB"), (400, "0.4 GB"), (9700, "9.5 GB"), (9728, "10 GB"), (81559, "80 GB"), (143771, "140 GB")],
+    [
+        (400, "0.4 GB"),
+        (9728, "10 GB"),
+        (81559, "80 GB"),
+    ],
 )
 def test_memory_as_on_a_gpu_s_label(mib, words):
     assert gigabytes(mib) == words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from statistics import NormalDist
 
 import pytest
 from machines.example_facts import told
@@ -17,7 +16,8 @@ WELL = MeasuredLoad(0, 0, "H100", "bf16", 453e12, 2.71e12, 55.1e9, 54e9, Sensors
 ON_CPU = MeasuredLoad(0, 0, "CPU rank (x86_64, threads: 1)", "fp32", 60e9, 12e9)
 FIGURES = "453 TFLOP/s in bf16 (453 to 453), 2710 GB/s in memory (2710 to 2710), 55.1 GB/s to the GPU (55.1 to 55.1), "
 LEAVE_OUT = "leave it out with --exclude gpu2:3: all other ranks wait for it"
-COOL = f"fix: look at its cooling and power supply, or {LEAVE_OUT}"
+SEE = "fix: see nvidia-smi -q there, its cooling and power supply, or"
+COOL = f"{SEE} {LEAVE_OUT}"
 
 
 def sixteen(**odd: object) -> list[MeasuredLoad]:
@@ -50,7 +50,7 @@ def findings(loads: list[MeasuredLoad]) -> list[str]:
             {"flops": 300e12, "copy": 2.4e12},
             "problem: gpu2: GPU 3: 300 TFLOP/s in bf16, 34 % below the median 453 of 16 x H100; "
             "2400 GB/s in memory, 11 % below the median 2710; 62 degrees C; "
-            f"fix: see nvidia-smi -q there, or {LEAVE_OUT}",
+            f"{SEE} {LEAVE_OUT}",
         ),
         (
             {"to_gpu": 26e9, "from_gpu": 0.0},
@@ -59,39 +59,23 @@ def findings(loads: list[MeasuredLoad]) -> list[str]:
             "fix: look at the width of its PCIe link with nvidia-smi -q, and at what else uses the link",
         ),
         (
-            {"reasons": 0x88},
-            f"warning: gpu2: GPU 3: 62 degrees C, power brake; {COOL}",
-        ),
-        (
             {"reasons": 0x08, "hottest_c": None},
             f"warning: gpu2: GPU 3: hardware slowdown; {COOL}",
         ),
         (
             {"uncorrected_errors": 1, "corrected_errors": 4},
             "problem: gpu2: GPU 3: 62 degrees C; 1 uncorrectable memory error; 4 corrected memory errors; "
-            "fix: reset it, or leave it out with --exclude gpu2:3: results may be wrong",
-        ),
-        (
-            {"corrected_errors": 4},
-            "warning: gpu2: GPU 3: 62 degrees C; 4 corrected memory errors; "
-            "fix: watch it with nvidia-smi -q, or leave it out with --exclude gpu2:3",
+            f"{SEE} {LEAVE_OUT}",
         ),
         (
             {"flops": 398e12, "number": None, "hottest_c": None},  # no NVML there
             "warning: gpu2: rank 11: 398 TFLOP/s in bf16, 12 % below the median 453 of 16 x H100; "
-            "fix: see nvidia-smi -q there, or leave it out with --exclude: all other ranks wait for it",
+            f"{SEE} leave it out with --exclude: all other ranks wait for it",
         ),
     ],
 )
 def test_one_of_sixteen_gpus(odd: dict[str, object], finding: str | None) -> None:
     assert findings(sixteen(**odd)) == ([finding] if finding else [])
-
-
-def test_few_of_many_healthy_gpus_are_warned_of() -> None:
-    """With a spread of 3 %, as is usual, one of 1,100 is 10 % below the median."""
-    spread = NormalDist(sigma=0.03).samples(64, seed=1)
-    loads = [replace(each, flops=each.flops * (1 + part)) for each, part in zip(sixteen() * 4, spread, strict=True)]
-    assert findings(loads) == []
 
 
 def test_transfers_are_compared_within_a_numa_node() -> None:

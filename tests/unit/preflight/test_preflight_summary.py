@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from machines.example_facts import BUILTIN, COMMAND, H200, JOB, SCRIPT, checked, facts
+from machines.example_facts import COMMAND, H200, JOB, SCRIPT, checked, facts
 
 from launcher.job.facts import Route
 from launcher.job.job import Job, Program, ProgramKind
@@ -30,11 +30,6 @@ from launcher.preflight.summary import common_traits, summarize
             [facts(), facts(python="/env/bin/python"), facts()],
             "CPUs, python 3.11 (/usr/bin/python3) or 3.11 (/env/bin/python), torch 2.13.0, data over eth1",
         ),
-        (
-            Job(SCRIPT, cpu=True, nproc=2),
-            [facts()],
-            "CPUs, python 3.11 (/usr/bin/python3), torch 2.13.0, data over eth1",
-        ),
         (Job(COMMAND, nproc=2), [facts(gpus=())], "CPUs, data over eth1"),
         (Job(COMMAND, nproc=2), [facts(), facts(gpus=())], "8 x H200 140 GB or no GPU, driver 580.159, data over eth1"),
     ],
@@ -50,7 +45,6 @@ BUILD = ("CUDA 13.0", "NCCL 2.28.9")
 @pytest.mark.parametrize(
     ("job", "nodes", "traits"),
     [
-        (JOB, [], []),
         (
             JOB,
             [facts(), facts(route=Route("ib0", "10.0.0.2"))],
@@ -63,9 +57,6 @@ BUILD = ("CUDA 13.0", "NCCL 2.28.9")
          ["8 x H200 140 GB", "driver 580.159", "data over eth1"]),
         (JOB, [facts(gpus=()), facts(gpus=(), python="/env/bin/python")],
          ["CPUs", "python 3.11", "torch 2.13.0", *BUILD, "data over eth1"]),
-        (JOB, [facts(gpus=(), route=Route(None, None, error="no such name"))],
-         ["CPUs", PYTHON, "torch 2.13.0", *BUILD]),
-        (Job(BUILTIN, nproc=2, cpu=True), [facts()], ["CPUs", PYTHON, "torch 2.13.0", "data over eth1"]),
         (
             Job(Program(ProgramKind.SCRIPT, "/data/train.py"), nproc=2, cpu=True),
             [checked(script_hash="5f3a91c0ffee"), checked(script_hash="5f3a91c0ffee")],
