@@ -45,8 +45,8 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def replace_private(path: Path, content: str | bytes) -> None:
-    """Write a file so that whoever reads it gets the old content or the new one.
+def replace_private(path: Path, content: str | bytes, *, is_synced: bool = False) -> None:
+    """Write a file so that whoever reads it gets the old content or the new one; is_synced: also after a power cut.
 
     It is a new file that gets the old one's name at the end; nobody can have put a link in its place.
     """
@@ -55,6 +55,9 @@ def replace_private(path: Path, content: str | bytes) -> None:
     try:
         with open(fresh, "xb", opener=open_private) as file:
             file.write(data)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
         fresh.replace(path)
     except OSError:
         with suppress(OSError):

@@ -43,6 +43,7 @@ from launcher.runs.judge import Judge, find_lost_host_wait
 from launcher.runs.plan_record import as_record, describe_code, host_records
 from launcher.runs.result import Result, Steps
 from launcher.runs.run_request import ALL_RUN, RunRequest
+from launcher.runs.run_state import Activity
 from launcher.runs.samples import PERIOD_S, RunSamples
 from launcher.runs.state_keeper import StateKeeper
 from launcher.session.connection import READY, Event
@@ -246,7 +247,7 @@ class Attempt:
         self._carried.warnings.update(warning.one_line for warning in warnings)
         if self._options.is_dry:
             return
-        self._state.plan()
+        self._state.change(Activity.STARTING)
         if self._options.is_verbose:
             self._say_details()
         disk = self._record.disk
@@ -325,7 +326,7 @@ class Attempt:
             return
         self._running_timer = asyncio.get_running_loop().call_later(ALL_RUN_S, self._note_all_running)
         self._steps = steps = replace(self._steps, started_at=wall_clock())
-        self._state.run()
+        self._state.change(Activity.RUNNING)
         self._on_all_started()
         if self._samples is not None:
             self._samples.begin()
@@ -363,7 +364,7 @@ class Attempt:
         """Stop all nodes, and show the output that was still on its way."""
         if self._judge is not None:
             self._judge.stopped_at = wall_clock()
-        self._state.stop()
+        self._state.change(Activity.STOPPING)
         census = await self.session.stop_all(timeout_s, stays=stays)
         for output in self._outputs:
             output.finish()
@@ -407,7 +408,7 @@ class Attempt:
         folder, options = self._options.progress_dir, self._options
         if not options.restarts or folder is None:
             return False
-        self._state.stop()  # what follows a signal now is a kill
+        self._state.change(Activity.STOPPING)  # what follows a signal now is a kill
         living = [state for state in self.session.states if state.failure is None and state.census is None]
         self.session.send_to_all(messages.LOOK, folder=folder, least_s=options.saved_s)
         try:

@@ -104,7 +104,7 @@ class Run:
     def _hear(self, number: int) -> None:
         self._signals.put_nowait(number)
         self._stop_timer()  # the run ends anyway
-        self._state.stop()
+        self._state.change(Activity.STOPPING)
 
     async def _repeat(self) -> Result:
         self._state.count(self._count_restarts(follows=True))
@@ -198,7 +198,8 @@ class Run:
     async def _attempt(self) -> Result:
         """Make an attempt, with --queue once its GPUs are free; raise LauncherError if it can't start."""
         self._carried.attempts = self._number
-        self._state.begin_attempt()
+        if self._state.state.what is not Activity.WAITING:  # one that hosts kept from starting still waits for them
+            self._state.change(Activity.STARTING)
         while True:
             attempt = self._open_attempt()
             try:
@@ -261,7 +262,7 @@ class Run:
             if now == place and time.monotonic() - said_at < SAY_S:  # busy hosts are looked at more often
                 return
             place = now
-            self._state.queue(now.number, now.whom)
+            self._state.change(Activity.QUEUED, place=now.number, behind=now.whom)
             say()
             self._carried.leave(self._request.leave, QUEUED)
 
@@ -342,7 +343,7 @@ class Run:
         if waits_for_hosts(ending) and away:
             self._state.wait_for(away)
         else:
-            self._state.pause(max(0.0, seconds))
+            self._state.change(Activity.PAUSED, until=wall_clock() + max(0.0, seconds))
 
     def _notify_wait(self, words: str) -> None:
         """Tell once that the run has waited for hosts for long."""
@@ -379,7 +380,7 @@ class Run:
         """Return the decision after a search for the hosts to blame; raise Interrupted for a signal."""
         assert self._request.find_culprits is not None  # `_searches` has looked
         names = [host.name for host in self._hosts.hosts]
-        self._state.search()
+        self._state.change(Activity.SEARCHING)
         verdict = await self._request.find_culprits(self._hosts.hosts)
         if verdict is None:
             return decision

@@ -1,11 +1,14 @@
 """The runs that were started on this machine: what controls each, where its logs are, and whether it lives.
 
-A run has a directory below the user's state directory, with a file that its controller keeps locked until it ends. So
-whether a run lives is looked up, not remembered: the kernel releases the lock whatever ends the process, and after a
-restart of the machine nothing is locked. A controller that ends by itself writes down how; one that was killed doesn't.
+A run has a directory below the user's state directory, with four kinds of files:
 
-Of a run that another machine controls only that one knows how it is doing. So what is kept here is the way to it; and
-how the run ended, once that was seen, since nothing changes it any more.
+- `lock`, which its controller keeps locked until it ends. So whether a run lives is looked up, not remembered: the
+  kernel releases the lock whatever ends the process, and after a restart of the machine nothing is locked.
+- `controller.json`, what the controller says: where it is, what the run does now, and how it ended. One that was killed
+  doesn't say that.
+- `stop`, once the run is being stopped.
+- what the launch host knows: how the run was typed, its code, and in `planted.json` the way to a controller elsewhere,
+  with the row that was seen last: only that machine knows how the run is doing, until it has ended.
 
 A run's id is the name of its directory there, so no other run of this machine has it, wherever its logs are. A launch
 host takes the id in its own list before another machine controls the run under it. With a home directory that both
@@ -20,6 +23,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +32,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
 from launcher.errors import LauncherError, UsageError
-from launcher.forms import FormError, Within, load_json, reader_of
+from launcher.forms import FormError, SentAs, Within, load_json, reader_of
 from launcher.hosts.host import Host
 from launcher.node.processes import run_owner
 from launcher.output.run_folder import propose_ids
@@ -36,26 +40,19 @@ from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_rows import RunRow
-from launcher.runs.run_state import Doing, RunState, parse_state
+from launcher.runs.run_state import Doing, RunState
 from launcher.runs.state_home import find_state, own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw
 KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
 PRUNE_S = 3600.0  # between two looks for what is to be forgotten: with 500 runs, one takes 0.2 s
-CONTROLLER = "controller.json"  # of a run that this machine controls
-WAY = "planted.json"  # of a run elsewhere
-CLAIM = "claim"  # the file of an id that was taken for a run which another machine will control
-CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
-LOCK = "lock"  # the file that the process which controls a run keeps locked
-_END, _STOP, _AGENTS = "end.json", "stop", "agents.json"
-_STATE = "state.json"
-_MOST_STATE_BYTES = 1 << 22  # thousands of hosts that are waited for
-_SEEN = "seen.json"  # the last row of a run elsewhere, and when that was
-_SEEN_BEFORE = ("row.json", "alive.json")  # of earlier versions; they are asked for again
+CONTROLLER, WAY, LOCK, _STOP = "controller.json", "planted.json", "lock", "stop"
 # What this machine keeps of a run that was started here: how it was typed, and its code.
 ORIGIN, CODE, LISTING, PATCH = "origin.json", "code.json", "code.listing", "code.patch"
-_END_BYTES = 256
+_END_BEFORE, _SEEN_BEFORE = "end.json", "seen.json"  # of earlier versions
+CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
+_ROOM_BYTES = 512  # for how a run ended, on a disk that is full by then
 _IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
 
@@ -139,21 +136,12 @@ class ListedRun:
 
     def read_json(self) -> dict[str, Any]:
         """Return the same as it is there."""
-        try:
-            found = _read_json(self.folder / "run.json")
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return _read_json(self.folder / "run.json")
 
     def read_state(self) -> RunState | None:
         """Return what it does now; None if it doesn't live, or hasn't told: the disk was full, or it is too old."""
-        if not self.is_alive:
-            return None
-        try:
-            with (self.place / _STATE).open("rb") as file:
-                return parse_state(file.read(_MOST_STATE_BYTES))
-        except OSError:
-            return None
+        state: RunState | None = _as_form(RunState, self._read_said("state")) if self.is_alive else None
+        return state
 
     def look(self) -> "ListedRun | None":
         """Return what is true of it now; None: it was never started, and is listed no more."""
@@ -163,7 +151,10 @@ class ListedRun:
 
     def read_missing(self) -> tuple[str, ...]:
         """Return the hosts whose agent is not connected now."""
-        return _read_form(tuple[str, ...], self.place / _AGENTS) or ()
+        return _as_form(tuple[str, ...], self._read_said("missing")) or ()
+
+    def _read_said(self, name: str) -> Any:
+        return _read_json(self.place / CONTROLLER).get(name)
 
     def read_doing(self, now: float) -> Doing | None:
         """Return what `launch ps` says of what it does now; None if read_state does; now: in wall-clock seconds."""
@@ -210,16 +201,6 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planted:
-    """What the file of a run elsewhere holds."""
-
-    way: Way
-    name: str | None = None
-    began_at: Annotated[float, Within(-1e11, 1e11)] = 0.0
-    host_names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Sighting:
     """What `launch ps --json` said of a run elsewhere, and when, in wall-clock seconds of this machine."""
 
@@ -229,13 +210,14 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class RemoteRun:
-    """A run that is controlled from another machine."""
+    """A run that is controlled from another machine, as its file has it."""
 
     id: str
     way: Way
     name: str | None = None
-    began_at: float = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
-    hosts: tuple[str, ...] = ()  # and spares; empty if it was started elsewhere
+    began_at: Annotated[float, Within(-1e11, 1e11)] = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
+    # And spares; empty if it was started elsewhere. An earlier version wrote more of each as `hosts`.
+    hosts: Annotated[tuple[str, ...], SentAs("host_names")] = ()
     seen: Sighting | None = None  # the last time
 
     @property
@@ -255,44 +237,56 @@ class RemoteRun:
 
 
 class RunListEntry:
-    """The entry of this process's run, until it ends."""
+    """The entry of this process's run, until it ends; any thread may write it."""
 
-    def __init__(self, place: Path | None, lock: IO[str] | None, error: OSError | None = None) -> None:
+    def __init__(
+        self, place: Path | None = None, lock: IO[str] | None = None, controller: Controller | None = None,
+        error: OSError | None = None,
+    ) -> None:  # fmt: skip
         self._place = place
         self._lock = lock
+        self._values = {} if controller is None else asdict(controller)
+        self._guard = threading.Lock()
         self.error = error  # why the run is not listed
+
+    def write(self, **values: Any) -> None:
+        """Add what the controller says; a disk that takes nothing more keeps what never changes, and how it ended."""
+        with self._guard:
+            self._values |= values
+            if self._place is None:
+                return
+            try:
+                self.replace()
+            except OSError:
+                path = self._place / CONTROLLER
+                known = {name: value for name, value in self._values.items() if name not in ("state", "missing")}
+                with contextlib.suppress(OSError), path.open("r+b") as file:
+                    file.write(json.dumps(known).encode().ljust(path.stat().st_size))
+                    os.fsync(file.fileno())
+
+    def replace(self) -> None:
+        """Write all of it, with room for how the run ends; raise OSError."""
+        assert self._place is not None  # it is listed
+        replace_private(self._place / CONTROLLER, json.dumps(self._values) + " " * _ROOM_BYTES, is_synced=True)
 
     def end(self, result: Result) -> None:
         """Write down how the run ended."""
-        if self._place is not None:
-            end = End(result.exit_code, result.interrupted_by is not None and result.cause is None)
-            with contextlib.suppress(OSError), (self._place / _END).open("r+b") as file:
-                file.write(json.dumps(asdict(end)).encode().ljust(_END_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+        self.write(end=asdict(End(result.exit_code, result.interrupted_by is not None and result.cause is None)))
 
     def note_missing(self, hosts: Sequence[str]) -> None:
         """Write down the hosts whose agents are not connected."""
-        if self._place is not None:
-            with contextlib.suppress(OSError):
-                replace_private(self._place / _AGENTS, json.dumps(hosts))
+        self.write(missing=hosts)
 
     def note_state(self, state: RunState) -> None:
-        """Write down what the run does now; on a full disk, at least remove what it did before."""
-        if self._place is not None:
-            try:
-                replace_private(self._place / _STATE, state.as_text())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    (self._place / _STATE).unlink()
+        """Write down what the run does now."""
+        self.write(state=asdict(state))
 
     def close(self, *, is_kept: bool) -> None:
         """Release the lock; is_kept: the run was started, so it stays in the list."""
-        if self._place is not None:
-            with contextlib.suppress(OSError):
-                (self._place / _AGENTS).unlink(missing_ok=True)
-        if self._place is not None and not is_kept:
-            shutil.rmtree(self._place, ignore_errors=True)
+        with self._guard:
+            place, self._place = self._place, None  # a thread may still have something to say
+        if place is not None and not is_kept:
+            shutil.rmtree(place, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
 
@@ -320,7 +314,9 @@ class RunList:
         A run needs no list, so in an unwritable directory nobody has it.
         """
         with contextlib.suppress(OSError):
-            return claim_place(self.base, run_id) or bool(self._token and _read_claim(self.base, run_id) == self._token)
+            return claim_place(self.base, run_id) or bool(
+                self._token and _read_json(self.base / run_id / WAY).get("token") == self._token
+            )
         return True
 
     def release(self, run_id: str) -> None:
@@ -345,17 +341,16 @@ class RunList:
             lock = open(place / LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # What is written later overwrites these: the disk may be full by then.
-            write_private(place / _END, " " * _END_BYTES)
-            write_private(place / _STOP, " ")
-            write_private(place / CONTROLLER, json.dumps(asdict(controller)))
+            write_private(place / _STOP, " ")  # it is overwritten: the disk may be full by then
+            entry = RunListEntry(place, lock, controller)
+            entry.replace()
         except OSError as error:
             if lock is not None:
                 shutil.rmtree(place, ignore_errors=True)
                 lock.close()
             self.release(run_id)
-            return RunListEntry(None, None, error)
-        return RunListEntry(place, lock)
+            return RunListEntry(error=error)
+        return entry
 
     def take_id(self, now: datetime, token: str) -> str:
         """Take an id for a run that another machine will control; raise OSError if that can't be written.
@@ -378,13 +373,14 @@ class RunList:
         """List a run whose id was taken; raise OSError if that can't be written."""
         with contextlib.suppress(LauncherError):
             self._prune()
-        planted = _Planted(run.way, run.name, run.began_at, run.hosts)
-        replace_private(self.base / run.id / WAY, json.dumps(asdict(planted)))
+        replace_private(self.base / run.id / WAY, json.dumps({**asdict(run), "host_names": run.hosts}))
 
     def note_seen(self, run: RemoteRun, row: RunRow) -> None:
         """Remember how a run elsewhere ended, or that it lives when its host won't answer; a full disk is no error."""
-        with contextlib.suppress(OSError):
-            replace_private(self.base / run.id / _SEEN, json.dumps(asdict(Sighting(time.time(), row))))
+        path = self.base / run.id / WAY
+        if known := _read_json(path):  # it was started here
+            with contextlib.suppress(OSError):
+                replace_private(path, json.dumps({**known, "seen": asdict(Sighting(time.time(), row))}))
 
     def keep(self, run_id: str, name: str, data: bytes) -> None:
         """Keep something of a run that was started here; a disk that can't be written is no error."""
@@ -404,10 +400,11 @@ class RunList:
             self._remove_remote(run_id)
 
     def _remove_remote(self, run_id: str) -> None:
-        for name in (WAY, _SEEN, *_SEEN_BEFORE, CLAIM, ORIGIN, CODE, LISTING, PATCH):
-            (self.base / run_id / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a controller uses the same directory
-            (self.base / run_id).rmdir()
+        place = self.base / run_id
+        if (place / CONTROLLER).exists():  # a controller uses the same directory
+            (place / WAY).unlink(missing_ok=True)
+        elif place.exists():
+            shutil.rmtree(place)
 
     def read(self) -> list[ListedRun]:
         """Return the runs that this machine controls, or one with the same home directory, the newest first."""
@@ -445,7 +442,8 @@ class RunList:
             pruned.touch()
         for place in list_places(self.base):
             with contextlib.suppress(OSError):  # another run has just removed it
-                if {path.name for path in place.iterdir()} <= {CLAIM} and _age(place) > CLAIMED_S:
+                is_taken = {path.name for path in place.iterdir()} <= {WAY} and _read_remote(place) is None
+                if is_taken and _age(place) > CLAIMED_S:
                     shutil.rmtree(place, ignore_errors=True)
             remote = _read_remote(place)
             if remote is not None and time.time() - remote.began_at > (UNSEEN_S if remote.row is None else KEPT_S):
@@ -455,7 +453,7 @@ class RunList:
             is_owned = run.folder.parent == self._logs
             with contextlib.suppress(FileNotFoundError):  # another run has just removed it
                 total += _measure(run.folder) if is_owned else 0
-                paths = (run.place, run.place / _END, *run.folder.glob("*.log"))  # one that was killed has no end
+                paths = (run.place, run.place / CONTROLLER, *run.folder.glob("*.log"))
                 is_old = min((_age(path) for path in paths if path.exists()), default=0.0) > KEPT_S
                 is_much = is_owned and total > KEPT_BYTES
                 if run.is_alive is False and (is_old or is_much):
@@ -530,20 +528,17 @@ def claim_place(base: Path, run_id: str, token: str = "") -> bool:
     except FileExistsError:
         return False
     if token:
-        write_private(place / CLAIM, token)
+        write_private(place / WAY, json.dumps({"token": token}))
     return True
 
 
-def _read_json(path: Path) -> Any:
-    """Return what a file holds; raise OSError or ValueError."""
-    return load_json(path.read_bytes())
-
-
-def _read_claim(base: Path, run_id: str) -> str:
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object that a file holds, which may be empty; any damage makes it so."""
     try:
-        return (base / run_id / CLAIM).read_text("utf-8")
-    except (OSError, ValueError):
-        return ""
+        found = load_json(path.read_bytes())
+    except (OSError, FormError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _age(path: Path) -> float:
@@ -581,28 +576,30 @@ def _read_any(place: Path) -> ListedRun | RemoteRun | None:
 
 
 def _read_listed(place: Path) -> ListedRun | None:
-    controller: Controller | None = _read_form(Controller, place / CONTROLLER)
-    if controller is None:  # it is being made, or is none of ours
-        return None
     # Before its end is read, which is written before the lock is released.
     is_locked = run_owner.is_locked(str(place / LOCK), is_shared=False)
-    run = ListedRun(place, controller, is_locked, _read_form(End, place / _END))
+    said = _read_json(place / CONTROLLER)
+    controller: Controller | None = _as_form(Controller, said)
+    if controller is None:  # it is being made, or is none of ours
+        return None
+    end = _as_form(End, said.get("end") or _read_json(place / _END_BEFORE))
+    run = ListedRun(place, controller, is_locked, end)
     return replace(run, is_alive=_find_life(run, is_locked=is_locked))
 
 
 def _read_remote(place: Path) -> RemoteRun | None:
-    planted: _Planted | None = _read_form(_Planted, place / WAY)
-    if planted is None:  # it is being written, or is none of ours
+    known = _read_json(place / WAY)
+    found: RemoteRun | None = _as_form(RemoteRun, {**known, "id": place.name, "seen": None})
+    if found is None:  # it is being written, or is none of ours
         return None
-    seen = _read_form(Sighting, place / _SEEN)
-    return RemoteRun(place.name, planted.way, planted.name, planted.began_at, planted.host_names, seen)
+    return replace(found, seen=_as_form(Sighting, known.get("seen") or _read_json(place / _SEEN_BEFORE)))
 
 
-def _read_form(form: Any, path: Path) -> Any:
-    """Return what a file holds; None if it can't be that. A newer version may have written more."""
+def _as_form(form: Any, value: Any) -> Any:
+    """Return a value in its form; None if it can't be that. A newer version may have written more."""
     try:
-        return reader_of(form)(load_json(path.read_bytes()))
-    except (OSError, FormError):
+        return reader_of(form)(value)
+    except FormError:
         return None
 
 

@@ -5,14 +5,13 @@ elsewhere are the seconds since then. Nothing here does I/O.
 """
 
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from launcher.forms import Count, FormError, Most, Within, load_json, reader_of
+from launcher.forms import Count, Most, Within
 from launcher.hosts.ranges import fold_names
 from launcher.wording import age, count, ordinal
 
@@ -100,10 +99,6 @@ class RunState:
     behind: Name = ""
     odd: Names = ()
 
-    def as_text(self) -> str:
-        """Return it for the file."""
-        return json.dumps(asdict(self))
-
     def as_doing(self, now: float) -> Doing:
         """Return it for a row of `launch ps`; now: in wall-clock seconds."""
         return Doing(
@@ -116,15 +111,6 @@ class RunState:
             self.behind,
             self.odd,
         )
-
-
-def parse_state(text: bytes) -> RunState | None:
-    """Return the state that `as_text` gave; None if it can't be that: another version may have written it."""
-    try:
-        state: RunState = reader_of(RunState)(load_json(text))
-    except FormError:
-        return None
-    return state
 
 
 def fold_briefly(names: Sequence[str]) -> str:

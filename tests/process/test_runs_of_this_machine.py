@@ -105,7 +105,7 @@ def test_a_run_of_another_terminal(machine: Machine) -> None:
     doing, counts = row["doing"], [row[f"restarts{which}"] for which in ("", "_without_progress", "_left")]
     assert isinstance(doing, dict) and doing["what"] == "running" and doing["for_s"] <= DEADLINE_S
     assert counts == [0, 0, 0]
-    (place,) = RunList.of_user(os.environ).base.glob("*/state.json")
+    (place,) = RunList.of_user(os.environ).base.glob("*/controller.json")
     assert place.stat().st_mode & 0o777 == 0o600
     table = machine.call("ps", code=0).stdout
     assert re.search(r"running +\d+\.?\d* s +here +1 x 2 ", table), table

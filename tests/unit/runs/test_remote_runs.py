@@ -62,26 +62,18 @@ def test_the_newest_comes_first_and_its_end_is_remembered(tmp_path: Path) -> Non
 def test_when_a_run_was_seen_last(tmp_path: Path) -> None:
     runs = RunList(tmp_path)
     add(runs, planted("run-1"))
-    row = replace(ROW, state="running")
-    for content in (None, "", "[]", '{"at": Infinity, "row": {}}', json.dumps({"at": 1.8e9, "row": {"run": 3}})):
-        if content is not None:
-            (tmp_path / "run-1" / "seen.json").write_text(content)
+    row, path = replace(ROW, state="running"), tmp_path / "run-1" / "planted.json"
+    known = json.loads(path.read_text())
+    for odd in (None, [], {"at": "x", "row": {}}, {"at": 1.8e9, "row": {"run": 3}}):
+        path.write_text(json.dumps({**known, "seen": odd}))
         assert read(runs)[0].alive is None
+    path.write_text(json.dumps(known))
+    path.with_name("seen.json").write_text(json.dumps({"at": 1.8e9, "row": asdict(ROW)}))
+    assert read(runs)[0].row == ROW, "as an earlier version has written it"
     runs.note_seen(planted("run-1"), row)
     alive = read(runs)[0].alive
     assert alive is not None and alive.row == row and 0 <= time.time() - alive.at < DEADLINE_S
-    runs.discard("run-1")
-    assert not (tmp_path / "run-1").exists()
-
-
-def test_what_an_earlier_version_has_seen_is_removed_with_the_run(tmp_path: Path) -> None:
-    runs = RunList(tmp_path)
-    add(runs, planted("run-1"))
-    for name in ("row.json", "alive.json"):
-        (tmp_path / "run-1" / name).write_text(json.dumps(asdict(ROW)))
-    (run,) = read(runs)
-    assert run.seen is None, "its host is asked again"
-    runs.forget(run)
+    runs.forget(read(runs)[0])
     assert not (tmp_path / "run-1").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from launcher.output.run_folder import create_record
 from launcher.runs import run_list
 from launcher.runs.result import Result
 from launcher.runs.run_list import End, ListedRun, RunList, RunListEntry
+from launcher.runs.run_state import Activity, RestartCount, RunState
 from launcher.session.node_state import Census
 
 NOW = datetime(2026, 11, 20, 9, 12, 33)
@@ -212,15 +214,24 @@ def test_it_is_stopped_once(tmp_path: Path) -> None:
         assert [runs.find("r").mark_stop(), runs.find("r").mark_stop()] == [False, True]
 
 
-def test_what_is_written_later_has_its_place_from_the_start(tmp_path: Path) -> None:
-    """The disk may be full by then: no file is made, and none grows."""
+def test_a_full_disk_still_takes_how_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is made then, and none grows; what the run did before is not what it does now."""
     runs = RunList(tmp_path / "runs")
     with held(runs, "r", None, tmp_path) as entry:
+        entry.note_state(RunState(Activity.RUNNING, 1.8e9, RestartCount()))
+        assert runs.find("r").read_state() is not None
         before = {path: path.stat().st_size for path in (tmp_path / "runs" / "r").iterdir()}
-        assert runs.find("r").end is None
+
+        def refuse(*names: object, **more: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", refuse)
+        entry.note_state(RunState(Activity.STOPPING, 1.8e9, RestartCount()))
+        assert (runs.find("r").end, runs.find("r").read_state()) == (None, None)
         runs.find("r").mark_stop()
         entry.end(Result(7, 1.0, Census({}, {})))
         assert {path: path.stat().st_size for path in (tmp_path / "runs" / "r").iterdir()} == before
+    assert runs.find("r").end == End(7, is_stopped=False)
 
 
 def test_a_run_that_can_t_be_marked_is_stopped_all_the_same(tmp_path: Path) -> None:
@@ -242,15 +253,21 @@ def test_a_damaged_entry_is_none(tmp_path: Path, change: str | dict[str, object]
     assert runs.read() == []
 
 
-def test_what_a_newer_version_wrote_is_read(tmp_path: Path) -> None:
-    """Its files have one more field: a run that has finished wasn't killed, and one that lives is listed."""
+def test_what_other_versions_wrote_is_read(tmp_path: Path) -> None:
+    """A run that has finished wasn't killed, and one that lives is listed: newer files have more fields, and others.
+
+    An earlier version wrote the end to a file of its own.
+    """
     runs = RunList(tmp_path / "runs")
-    with held(runs, "r", None, tmp_path) as entry:
-        entry.end(Result(0, 1.0, Census({}, {})))
-    for name in ("controller.json", "end.json"):
-        path = tmp_path / "runs" / "r" / name
-        path.write_text(json.dumps({**json.loads(path.read_text()), "more": 1}))
-    assert [run.end for run in runs.read()] == [End(0, is_stopped=False)]
+    for run_id in ("newer", "older"):
+        with held(runs, run_id, None, tmp_path) as entry:
+            entry.end(Result(0, 1.0, Census({}, {})))
+    newer, older = (tmp_path / "runs" / run_id / "controller.json" for run_id in ("newer", "older"))
+    newer.write_text(json.dumps({**json.loads(newer.read_text()), "more": 1, "state": {"what": "dreaming"}}))
+    values = json.loads(older.read_text())
+    older.with_name("end.json").write_text(json.dumps(values.pop("end")).ljust(256))
+    older.write_text(json.dumps(values))
+    assert [run.end for run in runs.read()] == [End(0, is_stopped=False)] * 2
 
 
 class OvertakenList(RunList):
@@ -291,7 +308,7 @@ def test_a_run_that_was_killed_is_as_old_as_its_last_line(tmp_path: Path) -> Non
     process.wait()
     place, log = tmp_path / "runs" / "r", tmp_path / "logs" / "r" / "node_0.log"
     log.touch()
-    for path in (place, place / "end.json"):
+    for path in (place, place / "controller.json"):
         os.utime(path, (0, 0))
     with held(runs, "other", None, tmp_path):
         assert runs.find("r").death == "its launch was killed"
@@ -381,6 +398,5 @@ def test_which_agents_are_missing(tmp_path: Path) -> None:
         assert run.read_missing() == ()
         entry.note_missing(["g1", "g2"])
         assert run.read_missing() == ("g1", "g2")
-        (run.place / "agents.json").write_text("7")
+        entry.write(missing=7)
         assert run.read_missing() == ()
-    assert not (run.place / "agents.json").exists()
