@@ -56,7 +56,7 @@ def warn_of_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> li
     """Return a warning for each host with which something went wrong in earlier runs."""
     return [
         Finding(
-            (host.name,), incidents[host.name], "test it, or remove those runs with launch ps --forget RUN", WARNING
+            (host.name,), incidents[host.name], "test it, or remove that run with launch ps --forget RUN", WARNING
         )
         for host in hosts
         if host.name in incidents

@@ -5,82 +5,49 @@ Nobody is excluded for it, and a record that can't be read costs nothing but wha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime
 
 from launcher.errors import LauncherError
 from launcher.runs.run_json import INCIDENTS
-from launcher.runs.run_list import ORIGIN, ListedRun, RunList
+from launcher.runs.run_list import ListedRun, RunList
 from launcher.wording import count
 
-_MENTIONED_S = 16 * 86400.0  # after the last incident of a host
-_MOST_RUNS = 10  # of each host
-_MOST_ENTRIES = 100  # of the list, each of which takes 0.4 ms to read
-_MOST_BYTES = 3_000_000  # of records, which take 15 ms: of 9 runs on 128 hosts, or of more on fewer
+_MENTIONED_S = 16 * 86400.0
+_MOST_RUNS = 30  # the newest; a record of 128 hosts takes 2 ms to read
 _DAY_S = 86400
-
-_Incidents = dict[str, float]  # in a run: what went wrong with a host, and when it did last
 
 
 def describe(runs: RunList, names: Collection[str], now: float) -> dict[str, str]:
-    """Return for each host with recent incidents `lost in 2 of its last 3 runs, the last time 2 days ago`.
+    """Return for each host with which something went wrong lately `lost 2 days ago, in run 20261120-091233`.
 
     now: in wall-clock seconds.
     """
-    known: dict[str, list[_Incidents]] = {name: [] for name in names}
-    left_bytes = _MOST_BYTES
+    found: dict[str, str] = {}
     with suppress(LauncherError):  # a list that can't be read, or that others can write
-        for run in runs.read_all(_MOST_ENTRIES):
-            left = [name for name, found in known.items() if len(found) < _MOST_RUNS]
-            record = _read_record(runs, run) if isinstance(run, ListedRun) else b""
-            left_bytes -= len(record)
-            if not left or left_bytes < 0:
-                break
-            used = _read_attempts(record, now)
-            for name in used.keys() & left:
-                known[name].append(used[name])
-    return {name: words for name, found in known.items() if (words := _describe(found, now))}
+        for run in runs.read_all(_MOST_RUNS):
+            for name, (what, ago_s) in _read_incidents(run, now).items() if isinstance(run, ListedRun) else ():
+                if name in names and ago_s < _MENTIONED_S:
+                    found.setdefault(name, f"{what} {_describe_ago(ago_s)}, in run {run.id}")
+    return found
 
 
-def _read_record(runs: RunList, run: ListedRun) -> bytes:
-    """Return the run.json of a run, unless its hosts were those of `launch demo`, whose names others may have."""
-    with suppress(OSError, ValueError, AttributeError):
-        if json.loads(runs.read_kept(run.id, ORIGIN) or b"{}").get("command") != "demo":
-            return (run.folder / "run.json").read_bytes()
-    return b""
-
-
-def _read_attempts(record: bytes, now: float) -> dict[str, _Incidents]:
-    """Return what went wrong with each host that a run has used; of what has another form, what came before it."""
-    incidents: dict[str, _Incidents] = {}
+def _read_incidents(run: ListedRun, now: float) -> dict[str, tuple[str, float]]:
+    """Return what went wrong last with each host, and how many seconds ago."""
+    incidents = {}
     # The form of all of it takes longer to check than its JSON to read.
-    with suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        for attempt in json.loads(record)["attempts"]:
-            for host in attempt["hosts"]:
-                incidents.setdefault(host, {})
-            at = datetime.fromisoformat(attempt["ended_at"]).timestamp()
+    with suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        for attempt in run.read_json()["attempts"]:
+            ago_s = now - datetime.fromisoformat(attempt["ended_at"]).timestamp()
             for host, what in attempt["blamed"].items():
-                # A clock that was ahead would blame for years.
-                if host in incidents and what in INCIDENTS and at <= now + _DAY_S:
-                    incidents[host][what] = at  # the last one, since attempts are in their order
+                if what in INCIDENTS and ago_s > -_DAY_S:  # a clock that was ahead would blame for years
+                    incidents[host] = what, ago_s
     return incidents
 
 
-def _describe(runs: Collection[_Incidents], now: float) -> str:
-    """Return what happened to a host in the last of these runs, and when; empty if that is long ago."""
-    times = sorted((at, what) for incidents in runs for what, at in incidents.items())
-    if not times or now - times[-1][0] > _MENTIONED_S:
-        return ""
-    what = " or ".join(dict.fromkeys(what for _, what in times))
-    which = "its last run" if len(runs) == 1 else f"{sum(map(bool, runs))} of its last {len(runs)} runs"
-    return f"{what} in {which}, the last time {_ago(now - times[-1][0])}"
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 3600:
-        return f"{count(max(1, round(seconds / 60)), 'minute')} ago"
-    if seconds < 2 * _DAY_S:
-        return f"{count(round(seconds / 3600), 'hour')} ago"
-    return f"{count(round(seconds / _DAY_S), 'day')} ago"
+def _describe_ago(seconds: float) -> str:
+    for unit, unit_s in (("day", _DAY_S), ("hour", 3600)):
+        if seconds >= 2 * unit_s:
+            return f"{count(round(seconds / unit_s), unit)} ago"
+    return f"{count(max(1, round(seconds / 60)), 'minute')} ago"

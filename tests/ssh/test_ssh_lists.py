@@ -156,7 +156,7 @@ def test_hosts_that_can_t_be_asked_for_their_runs(launch: Launch) -> None:
 
 
 def test_a_host_that_was_lost_is_named_before_the_next_run(launch: Launch, tmp_path: Path) -> None:
-    """And by `launch check`; each run counts, until its record is removed."""
+    """And by `launch check`, until its record is removed."""
     runs = RunList(Path(os.environ["XDG_STATE_HOME"]) / "launch" / "runs")
     logs, ended_at = tmp_path / "earlier", datetime.now(timezone.utc) - timedelta(days=3)
     logs.mkdir()
@@ -164,12 +164,12 @@ def test_a_host_that_was_lost_is_named_before_the_next_run(launch: Launch, tmp_p
     (logs / "run.json").write_text(json.dumps({"attempts": [attempt]}))
     runs.begin("20261120-091233", None, logs).close(is_kept=True)
     (run,) = runs.read()
-    fix = "test it, or remove those runs with launch ps --forget RUN"
+    fix = "test it, or remove that run with launch ps --forget RUN"
     done = launch.run(*shell("true"))
-    warning = "  node2: lost in its last run, the last time 3 days ago"
+    warning = "  node2: lost 3 days ago, in run 20261120-091233"
     assert (done.exit_code, done.words.count(f"{warning}; fix: {fix}")) == (0, 1), str(done)
     done = launch.run_command("check", *launch.hosts_words, "--start=plain", "--nproc", "1", "--cpu")
-    text = f"node2 lost in 1 of its last 2 runs, the last time 3 days ago fix: {fix}"
+    text = f"node2 lost 3 days ago, in run 20261120-091233 fix: {fix}"
     assert text in " ".join(done.stdout.split()), str(done)
     runs.forget(run)
-    assert "last time" not in launch.run(*shell("true")).stderr
+    assert "days ago" not in launch.run(*shell("true")).stderr
