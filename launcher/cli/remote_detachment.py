@@ -64,11 +64,11 @@ def run_planted(
     credentials = make_credentials(len(everyone))
     question, runs = CodeQuestion(job), RunList.of_user(os.environ)
     with _remembering():  # so that no run of this machine has the id that the controller shall use
-        proposed_id = own_id = runs.take_id(datetime.now(), credentials.fingerprint)
+        own_id = runs.take_id(datetime.now(), credentials.fingerprint)
     version = question.version()
     control = Control(
         replace(name_continued(job), own_python=sys.executable), tuple(hosts), spares, options,
-        {**describe_origin(request), "git": version and asdict(version)}, credentials, proposed_id, request.quiet,
+        {**describe_origin(request), "git": version and asdict(version)}, credentials, own_id, request.quiet,
         request.as_json, request.notify, controller.name,
         host_history.describe(runs, [host.name for host in everyone], time.time()),
     )  # fmt: skip
@@ -80,11 +80,10 @@ def run_planted(
             controller.name, controller.user, controller.port, transport.name,
             str(reach.ssh_config.absolute()) if reach.ssh_config else None, job.python, controller.enter,
         )  # fmt: skip
-        with _remembering():  # a run there may have the proposed id, and then the controller has given another one
-            if run_id != proposed_id and not runs.exchange_id(proposed_id, run_id, credentials.fingerprint):
-                text = f"--detach: another run that was started on this machine has the id {run_id}"
-                raise UsageError(text, "try again")
-            own_id = run_id
+        with _remembering():
+            if run_id != own_id:
+                runs.discard(own_id)
+                raise UsageError(f"--detach: {controller.name} has another run with the id {own_id}", "try again")
             planted = RemoteRun(run_id, way, request.name, wall_clock(), tuple(host.name for host in everyone))
             runs.add(planted)
         if not request.as_json:

@@ -100,15 +100,12 @@ class RunRecord:
         restart = f"restart_{self.attempt}-" if self.attempt else ""
         return f"stacks-{restart}{number}.txt"
 
-    def keep_text(self, name: str, text: str) -> Path | None:
-        """Write a text of `launch` beside the logs; return its path, or None after an error, which `complain` gets."""
-        path = self.folder / name
+    def keep_text(self, name: str, text: str) -> None:
+        """Write a text of `launch` beside the logs; `complain` gets an error."""
         try:
-            write_private(path, text)
+            write_private(self.folder / name, text)
         except OSError as error:
-            self.complain(path, error)
-            return None
-        return path
+            self.complain(self.folder / name, error)
 
     def files_path(self, node_rank: int) -> Path:
         """Return where the files of a node's ranks are, those of each restart in a directory of their own."""

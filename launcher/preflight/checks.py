@@ -55,9 +55,7 @@ def find_busy(job: Job, hosts: Sequence[Host], facts: Sequence[NodeFacts]) -> li
 def warn_of_incidents(hosts: Sequence[Host], incidents: Mapping[str, str]) -> list[Finding]:
     """Return a warning for each host with which something went wrong in earlier runs."""
     return [
-        Finding(
-            (host.name,), incidents[host.name], "test it, or remove that run with launch ps --forget RUN", WARNING
-        )
+        Finding((host.name,), incidents[host.name], "test it, or remove that run with launch ps --forget RUN", WARNING)
         for host in hosts
         if host.name in incidents
     ]

@@ -124,7 +124,6 @@ class Attempt:
         self._steps = Steps()
         self._hang: HangWatch | None = None
         self._running_timer: asyncio.TimerHandle | None = None
-        self._is_cold = False  # although it starts warm, ranks of some host import torch themselves
         self._judge: Judge | None = None  # once there is a plan
 
     async def execute(self) -> Result:
@@ -333,10 +332,9 @@ class Attempt:
         if self._options.is_verbose:
             at = [self._began_at, steps.connected_at, steps.checked_at, steps.started_at]
             seconds = [after - before for before, after in pairwise(each for each in at if each is not None)]
-            self._say(f"launch: {report.start_line(self._job, *seconds, is_cold=self._is_cold)}")
+            self._say(f"launch: {report.start_line(*seconds)}")
 
     def _say_cold(self, event: Event) -> None:
-        self._is_cold = True
         if self._options.is_verbose:
             host = self.session.hosts[event.index].name
             self._say(f"launch: {host}: its ranks import torch themselves: {event.fields['reason']}")

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 
 from launcher.clock import wall_clock
 from launcher.diagnosis.failure import Failure, FailureKind
@@ -27,7 +27,6 @@ from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import count, duration, span
 
-KEEP_S = 2.0  # for the file with the full text; its disk may hang
 ANSWER_S = 5.0  # a node needs up to 3 s
 LEAST_S = 360.0  # learned: so that a checkpoint or an evaluation of five minutes raises no alarm
 GAPS = 10  # times the longest gap so far
@@ -50,7 +49,7 @@ class Stacks:
 
     run: str  # the run's ID
     name: str | None  # the value of `--name`
-    file: str | None  # the file with the full text; `null` if it could not be written
+    file: str  # the file with the full text
     odd: Sequence[int]  # the ranks that differ from the others
     groups: Sequence[RanksAlike]
 
@@ -143,27 +142,13 @@ class StackTaker:
         first, *rest = folded_lines(folded)
         for line in [f"launch: {first}", *rest]:
             self._session.say(line)
-        name = self._record.name_stacks(self._number)
-        loop = asyncio.get_running_loop()
-
-        def settle(path: Path | None) -> None:
-            if result.done():
-                return
-            result.set_result(folded)  # whoever waits for it continues behind these lines
-            if path is not None:
-                self._session.say(f"launch: full text in {self._record.show(path)}")
-            groups = [RanksAlike(_ranks(each.stacks), stack_lines(each.first)) for each in folded.groups]
-            odd, file = _ranks(folded.odd), None if path is None else str(path)
-            told = Stacks(self._record.run_id, self._record.name, file, odd, groups)
-            self._console.emit("stacks", **asdict(told))
-
-        def keep() -> None:
-            path = self._record.keep_text(name, text)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the run has ended
-                loop.call_soon_threadsafe(settle, path)
-
-        self._record.disk.put(keep)
-        loop.call_later(KEEP_S, settle, None)
+        path = self._record.folder / self._record.name_stacks(self._number)
+        self._record.disk.put(partial(self._record.keep_text, path.name, text))  # it says so if it can't
+        self._session.say(f"launch: full text in {self._record.show(path)}")
+        groups = [RanksAlike(_ranks(each.stacks), stack_lines(each.first)) for each in folded.groups]
+        told = Stacks(self._record.run_id, self._record.name, str(path), _ranks(folded.odd), groups)
+        self._console.emit("stacks", **asdict(told))
+        result.set_result(folded)
 
 
 def _stack(node: NodePlan, local_rank: int, answer: Event | None) -> Stack:

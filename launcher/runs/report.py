@@ -8,8 +8,9 @@ A Cause becomes text here; `launcher.errors` describes how it is found.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from launcher.clock import local_time, short_time
 from launcher.diagnosis.cause import Cause
@@ -30,13 +31,13 @@ from launcher.wording import count, duration, listed, plural, span
 _MOST_WRITTEN = 5  # names
 _MAX_LEFT = 10
 _MAX_WARNINGS = 8
-_MAX_UNSAFE_FILES = 3  # that are named one by one
 # The smallest screen has 24 rows; one is for the line above the block, and one for the census below it.
 _BLOCK_ROWS = 22
 _COLUMNS = 80
 _MAX_LINE = 150
 _MAX_ERROR = 300
 _MAX_FRAME_LINES = 5
+_FoundT = TypeVar("_FoundT")
 _SENDERS = {2: "you", 15: "SIGTERM", 1: "SIGHUP"}  # by the number of the signal
 
 
@@ -81,9 +82,7 @@ def cpu_words(job: Job, plan: LaunchPlan) -> str:
 
 def warning_lines(warnings: Sequence[Finding]) -> list[str]:
     """Return one line for each of the first eight warnings, and one with the number of the others."""
-    lines = [f"  {warning.one_line}" for warning in warnings]
-    more = len(lines) - _MAX_WARNINGS
-    return lines[:_MAX_WARNINGS] + ([f"  and {more} more: run launch check"] if more > 0 else [])
+    return _few([f"  {warning.one_line}" for warning in warnings], _MAX_WARNINGS, ": run launch check")
 
 
 def plan_lines(plan: LaunchPlan) -> list[str]:
@@ -109,15 +108,11 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
     return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
 
 
-def start_line(job: Job, connect_s: float, check_s: float, start_s: float, *, is_cold: bool = False) -> str:
-    """Return how long the steps of a start took; is_cold: no warm Python has forked the ranks of some host."""
-    last = "to start them"
-    if job.program.needs_torch and not is_cold:
-        last = "to fork them once torch was imported" if job.starts_warm else "for torchrun, then each imports torch"
+def start_line(connect_s: float, check_s: float, start_s: float) -> str:
+    """Return how long the steps of a start took."""
     seconds = [round(each, 1) for each in (connect_s, check_s, start_s)]  # so that what is shown adds up
-    connect, check, start = map(duration, seconds)
-    total = duration(sum(seconds))
-    return f"all ranks started after {total}: {connect} to connect, {check} to check the hosts, {start} {last}"
+    connect, check, start, total = map(duration, (*seconds, sum(seconds)))
+    return f"all ranks started after {total}: {connect} to connect, {check} to check the hosts, {start} to start them"
 
 
 def finished_words(result: Result, seconds: float, failed: Sequence[Ending]) -> str:
@@ -198,59 +193,62 @@ def gap_words(write_error: OSError | None) -> str:
 
 def left_lines(census: Census) -> list[str]:
     """Return one line for each process that could not be killed."""
-    lines = [
+    return _few(
         f"  {host}: pid {pid} ({name}) {_survival(state)}"
         for host, processes in census.left.items()
         for pid, name, state in processes
-    ]
-    more = len(lines) - _MAX_LEFT
-    return lines[:_MAX_LEFT] + ([f"  and {more} more"] if more > 0 else [])
+    )
 
 
 def unfinished_lines(census: Census) -> list[str]:
     """Return which files may be incomplete, since their writers were killed: a checkpoint, after --stop-timeout."""
-    found = [(host, rank, path) for host, files in census.unfinished.items() for rank, path in files]
-    lines = [
+    lines = _few(
         f"  {host}: {'a process' if rank is None else f'rank {rank}'} was killed while it wrote {path}, which may be "
         "incomplete"
-        for host, rank, path in found[:_MAX_LEFT]
-    ]
-    more = len(found) - _MAX_LEFT
+        for host, files in census.unfinished.items()
+        for rank, path in files
+    )
     fix = "    fix: continue from an earlier checkpoint; raise --stop-timeout if saving takes longer"
-    return [*lines, *([f"  and {more} more"] if more > 0 else []), fix] if lines else []
+    return [*lines, fix] if lines else []
 
 
 def uncopied_lines(census: Census) -> list[str]:
     """Return what ranks have left in LAUNCH_FILES that didn't come with their other files."""
-    hosts: dict[object, list[str]] = {}
-    for host, found in census.uncopied.items():
-        hosts.setdefault(found, []).append(host)
     lines = []
-    for where in list(hosts.values())[:_MAX_LEFT]:
-        number, files = census.uncopied[where[0]]
-        named = [f"{shown(name)} ({why})" for name, why in files[:_MOST_WRITTEN]]
-        more = [f"{number - len(named)} more"] if number > len(named) else []
-        lines.append(f"  {fold_names(where)}: not copied from LAUNCH_FILES: {listed([*named, *more])}")
-    more_hosts = sum(map(len, list(hosts.values())[_MAX_LEFT:]))
+    for where, (number, files) in _group_hosts(census.uncopied):
+        named = [f"{shown(name)} ({why})" for name, why in files]
+        lines.append(f"  {where}: not copied from LAUNCH_FILES: {_list_few(named, number)}")
     fix = "    fix: write to the working directory instead, and copy from there with launch fetch RUN PATH"
-    return [*lines, *([f"  and on {more_hosts} more"] if more_hosts else []), fix] if lines else []
+    return [*_few(lines), fix] if lines else []
 
 
 def written_lines(census: Census) -> list[str]:
     """Return what ranks have written beside the code that was sent, where the next run doesn't see it."""
-    hosts: dict[tuple[str, ...], list[str]] = {}
-    for host, found in census.written.items():
-        hosts.setdefault(found, []).append(host)
-    lines = []
-    for (root, *names), where in hosts.items():
-        more = len(names) - _MOST_WRITTEN
-        few = listed([*names[:_MOST_WRITTEN], *([f"{more} more"] if more > 0 else [])])
-        lines.append(f"  {fold_names(where)}: the run wrote {few} next to its code, in {root}")
-    folders = [name.rstrip("/") for _, *names in hosts for name in names if name.endswith("/")]
-    example = next((name for name in folders if ".replaced-" not in name), None)
-    link = f"pass --link {example}=DIR, or " if example else ""
-    fix = f"    fix: {link}write to a directory elsewhere: the next run gets a new directory, without these"
-    return [*lines, fix] if lines else []
+    lines = [
+        f"  {where}: the run wrote {_list_few(names, len(names))} next to its code, in {root}"
+        for where, (root, *names) in _group_hosts(census.written)
+    ]
+    fix = "    fix: pass --link NAME=DIR, or write elsewhere: the next run gets a new directory, without these"
+    return [*_few(lines), fix] if lines else []
+
+
+def _few(lines: Iterable[str], most: int = _MAX_LEFT, rest: str = "") -> list[str]:
+    """Return the first lines, and one that counts the others."""
+    known = [*lines]
+    return known[:most] + ([f"  and {len(known) - most} more{rest}"] if len(known) > most else [])
+
+
+def _list_few(names: Sequence[str], number: int) -> str:
+    few = names[:_MOST_WRITTEN]
+    return listed([*few, *([f"{number - len(few)} more"] if number > len(few) else [])])
+
+
+def _group_hosts(found: Mapping[str, _FoundT]) -> list[tuple[str, _FoundT]]:
+    """Return the hosts of which the same is true, folded, and what that is."""
+    hosts: dict[_FoundT, list[str]] = {}
+    for host, each in found.items():
+        hosts.setdefault(each, []).append(host)
+    return [(fold_names(names), each) for each, names in hosts.items()]
 
 
 def _survival(state: str) -> str:
@@ -364,12 +362,10 @@ def flight_recorder_lines(files: Sequence[Path], unsafe: Mapping[Path, str]) -> 
     if not files:
         return []
     place = files[0].parent.parent  # above the nodes' directories
-    command = f"torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}"
     lines = [f"  NCCL's flight recorder of {count(len(files), 'rank')}: {place}"]
-    if not unsafe:
-        return [*lines, f"    which rank is missing from which collective: {command}"]
-    named = [f"{path} ({why})" for path, why in unsafe.items()]
-    if len(named) > _MAX_UNSAFE_FILES:
-        return [*lines, f"    don't run torchfrtrace on it: {len(named)} files can't be trusted, such as {named[0]}"]
-    lines += [f"    remove before you run torchfrtrace: {each}" for each in named]
-    return lines + ([f"    then: {command}"] if len(unsafe) < len(files) else [])
+    if unsafe:
+        path, why = next(iter(unsafe.items()))
+        number = count(len(unsafe), "file")
+        return [*lines, f"    don't run torchfrtrace on it: {number} can't be trusted, such as {path} ({why})"]
+    command = f"torchfrtrace --prefix {FLIGHT_RECORDER_PREFIX} {place}"
+    return [*lines, f"    which rank is missing from which collective: {command}"]

@@ -362,13 +362,6 @@ class RunList:
                 return run_id
         raise FileExistsError(errno.EEXIST, "too many runs started in one second", str(self.base))
 
-    def exchange_id(self, run_id: str, given: str, token: str) -> bool:
-        """Take the id that the controller has given to the run instead; return False if another run has it here."""
-        if not claim_place(self.base, given, token):
-            return False
-        self.discard(run_id)
-        return True
-
     def add(self, run: RemoteRun) -> None:
         """List a run whose id was taken; raise OSError if that can't be written."""
         with contextlib.suppress(LauncherError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace as Fake
 
 from launcher.node import messages
@@ -14,7 +15,7 @@ from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
 
 
-def make_taker(said, keep_text=lambda name, text: name):
+def make_taker(said):
     """Return what takes the stacks of two nodes with one rank each, and its plan."""
     session = Fake(
         states=[NodeState("node1", started={0}), NodeState("node2", started={0})],
@@ -27,7 +28,8 @@ def make_taker(said, keep_text=lambda name, text: name):
         name=None,
         name_stacks=lambda number: f"stacks-{number}.txt",
         show=lambda path: path,
-        keep_text=keep_text,
+        folder=Path("logs"),
+        keep_text=lambda name, text: None,
         disk=Fake(put=lambda work: work()),
     )
     nodes = [Fake(host=Fake(name=f"node{rank + 1}"), first_rank=rank, cwd="/") for rank in (0, 1)]
@@ -67,17 +69,16 @@ def test_answers_that_nobody_asked_for_are_not_kept():
         "launch: stacks of 2 ranks on 2 hosts",
         "  2 ranks on node[1-2] (0-1):",
         "    no stack: no stack",
-        "launch: full text in stacks-1.txt",
+        "launch: full text in logs/stacks-1.txt",
     ]
 
 
 def test_nodes_that_do_not_answer_in_time_are_told(monkeypatch):
-    """And no file is named that could not be written."""
     monkeypatch.setattr(hangs, "ANSWER_S", 0.05)
     said = []
 
     async def run():
-        taker, plan = make_taker(said, keep_text=lambda name, text: None)
+        taker, plan = make_taker(said)
         with taker.allowed(plan):
             result = taker.take()
             taker._take_answer(answer(1, 0))
@@ -85,4 +86,3 @@ def test_nodes_that_do_not_answer_in_time_are_told(monkeypatch):
 
     asyncio.run(run())
     assert "    no response from its host" in said
-    assert not any("full text" in line for line in said)

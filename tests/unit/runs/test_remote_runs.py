@@ -6,7 +6,6 @@ import json
 import stat
 import time
 from dataclasses import asdict, replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -109,16 +108,6 @@ def test_runs_that_ended_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(run_list, "PRUNE_S", 0.0)
     add(runs, planted("new"))
     assert {run.id for run in read(runs)} == {"running", "soon", "new"}
-
-
-def test_the_controller_gives_the_run_another_id(tmp_path: Path) -> None:
-    """A run of its own has the one that was proposed; here another run may have the one that it gives."""
-    runs = RunList(tmp_path)
-    first, second = (runs.take_id(datetime(2026, 11, 20, 9, 12, 33), "token") for _ in range(2))
-    assert not runs.exchange_id(first, second, "token")
-    assert runs.exchange_id(first, "20261120-091234", "token")
-    runs.add(planted("20261120-091234"))
-    assert {path.name for path in tmp_path.iterdir()} == {second, "20261120-091234"}
 
 
 def test_what_the_controller_has_in_the_same_directory_stays(tmp_path: Path) -> None:
