@@ -152,7 +152,7 @@ class Run:
                 await self._pause(result.lost_host_wait_s)
                 decision = await self._search(decision)
             self._replace_hosts(result, decision)
-            self._note_pause(result, ending, begins_at - boottime())
+            self._note_pause(ending, begins_at - boottime())
             await self._pause_for(ending, begins_at)
         except Interrupted as interruption:
             return await self._conclude_stop(await self._hang_up(result), interruption.number)
@@ -329,19 +329,16 @@ class Run:
     def _count_restarts(self, *, follows: bool) -> RestartCount:
         return count_restarts(self._endings, self._options.restarts, follows=follows)
 
-    def _note_pause(self, result: Result, ending: Ending, seconds: float) -> None:
+    def _note_pause(self, ending: Ending, seconds: float) -> None:
         """Note that the next attempt is awaited, and for which of its hosts, if these kept the last one from starting.
 
         After the loss of a host nobody knows whether it is still away, until an attempt has tried to reach it.
         """
-        is_lost = result.cause is not None and result.cause.failure.kind is FailureKind.CONNECTION
-        is_away = is_lost or ending.outcome is Outcome.NETWORK or waits_for_hosts(ending)
         names = [host.name for host in self._hosts.hosts]
         suspects = ending.suspects or [name for name in names if name not in self._carried.here]
-        away = [name for name in names if is_away and name in suspects]
-        self._state.lose(away)
+        away = [name for name in names if name in suspects]
         if waits_for_hosts(ending) and away:
-            self._state.wait_for(away)
+            self._state.change(Activity.WAITING, hosts=tuple(away))
         else:
             self._state.change(Activity.PAUSED, until=wall_clock() + max(0.0, seconds))
 

@@ -6,8 +6,8 @@ elsewhere are the seconds since then. Nothing here does I/O.
 
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
@@ -93,7 +93,7 @@ class RunState:
     what: Activity
     since: float
     restarts: RestartCount
-    hosts: Mapping[str, float] = field(default_factory=dict)  # that it waits for, and since when each is missing
+    hosts: Names = ()  # that it waits for
     until: float | None = None  # the end of a pause
     place: Count = 0  # in the queue
     behind: Name = ""
@@ -103,9 +103,9 @@ class RunState:
         """Return it for a row of `launch ps`; now: in wall-clock seconds."""
         return Doing(
             self.what,
-            _round(now - min(self.hosts.values(), default=self.since)),
+            _round(now - self.since),
             self.restarts.used,
-            tuple(self.hosts),
+            self.hosts,
             None if self.until is None else _round(self.until - now),
             self.place,
             self.behind,

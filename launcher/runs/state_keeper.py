@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,35 +30,20 @@ class StateKeeper:
         self._write = write
         self._disk = disk
         self._on_long_wait = on_long_wait
-        self._lost_at: dict[str, float] = {}  # hosts that could not be used since all ranks ran
         self._long_wait: asyncio.TimerHandle | None = None
         self.state = RunState(Activity.STARTING, wall_clock(), RestartCount())
 
     def change(self, what: Activity, **values: Any) -> None:
-        """Note what the run does from now on; values: of RunState."""
+        """Note what the run does from now on; values: of RunState. A wait goes on, whichever hosts it is for."""
+        since = self.state.since if what is self.state.what else wall_clock()
+        self.state = RunState(what, since, self.state.restarts, **values)
         if what is not Activity.WAITING:
             self.close()
-        if what is Activity.RUNNING:
-            self._lost_at.clear()
-        is_same = what is self.state.what and what is not Activity.WAITING
-        since = self.state.since if is_same else wall_clock()
-        self.state = RunState(what, since, self.state.restarts, **values)
+        elif self._long_wait is None:
+            self._long_wait = asyncio.get_running_loop().call_later(LONG_WAIT_S, self._tell_long_wait)
         if self._write is not None:
             with contextlib.suppress(LauncherError):  # no thread is left; a run needs no state
                 self._disk.put(partial(self._write, self.state))
-
-    def lose(self, hosts: Collection[str]) -> None:
-        """Note that these hosts can't be used: a wait for them would have begun now."""
-        for name in hosts:
-            self._lost_at.setdefault(name, wall_clock())
-
-    def wait_for(self, hosts: Collection[str]) -> None:
-        """Note that no attempt can start without these hosts, which the run has lost or can't use."""
-        self.lose(hosts)
-        self.change(Activity.WAITING, hosts={name: self._lost_at[name] for name in hosts})
-        if self._long_wait is None:
-            rest_s = max(0.0, min(self.state.hosts.values()) + LONG_WAIT_S - wall_clock())
-            self._long_wait = asyncio.get_running_loop().call_later(rest_s, self._tell_long_wait)
 
     def note_odd(self, subjects: Sequence[str]) -> None:
         """Note which GPUs and hosts stand out now."""

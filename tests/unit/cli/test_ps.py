@@ -18,7 +18,7 @@ ROW = RunRow(
     last_line="[gpu1:0] step 1 loss 4.17",
 )  # fmt: skip
 RUNS = {"doing": RunState(Activity.RUNNING, 0.0, RestartCount(1, 1, 2)).as_doing(9.0), "restarts": 1}
-WAITS = {"doing": RunState(Activity.WAITING, 0.0, RestartCount(1, 1, 2), {"gpu2": 0.0}).as_doing(250.0)}
+WAITS = {"doing": RunState(Activity.WAITING, 0.0, RestartCount(1, 1, 2), ("gpu2",)).as_doing(250.0)}
 
 
 @pytest.mark.parametrize(

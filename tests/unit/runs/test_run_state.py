@@ -12,7 +12,7 @@ from launcher.runs.run_state import Activity, Doing, RestartCount, RunState
 
 COUNT = RestartCount(3, 1, 2)
 NOW = 1.8e9
-WAITING = RunState(Activity.WAITING, NOW, COUNT, {"g2": NOW})
+WAITING = RunState(Activity.WAITING, NOW, COUNT, ("g2",))
 
 
 @pytest.mark.parametrize(
@@ -25,17 +25,16 @@ WAITING = RunState(Activity.WAITING, NOW, COUNT, {"g2": NOW})
         (RunState(Activity.SEARCHING, NOW, COUNT), "searching for the host to blame"),
         (RunState(Activity.PAUSED, NOW, COUNT, until=NOW + 270), "paused 20 s before restart 3"),
         (RunState(Activity.PAUSED, NOW, COUNT, until=NOW), "paused 0 s before restart 3"),
-        (RunState(Activity.WAITING, NOW, COUNT, {"g1": NOW}), "waiting for g1 (4 min)"),
-        (RunState(Activity.WAITING, NOW, COUNT, {"g1": NOW + 200}), "waiting for g1 (50 s)"),
-        (RunState(Activity.WAITING, NOW, COUNT, {"g1": NOW - 10_800}), "waiting for g1 (3 h 04 min)"),
-        (RunState(Activity.WAITING, NOW, COUNT, {"g1": NOW, "g2": NOW, "g3": NOW}), "waiting for g[1-3] (4 min)"),
+        (RunState(Activity.WAITING, NOW, COUNT, ("g1",)), "waiting for g1 (4 min)"),
+        (RunState(Activity.WAITING, NOW + 200, COUNT, ("g1",)), "waiting for g1 (50 s)"),
+        (RunState(Activity.WAITING, NOW - 10_800, COUNT, ("g1", "g2", "g3")), "waiting for g[1-3] (3 h 04 min)"),
         (
-            RunState(Activity.WAITING, NOW, COUNT, {f"n{2 * number}": NOW for number in range(99)}),
+            RunState(Activity.WAITING, NOW, COUNT, tuple(f"n{2 * number}" for number in range(99))),
             "waiting for 99 hosts (4 min)",
         ),
-        (RunState(Activity.WAITING, NOW, COUNT, {"r1-n1": NOW, "r1-n2": NOW}), "waiting for r1-n1,r1-n2 (4 min)"),
+        (RunState(Activity.WAITING, NOW, COUNT, ("r1-n1", "r1-n2")), "waiting for r1-n1,r1-n2 (4 min)"),
         (
-            RunState(Activity.WAITING, NOW, COUNT, {f"r{n * n}-n{n}-{n % 7}": NOW for n in range(10_000)}),
+            RunState(Activity.WAITING, NOW, COUNT, tuple(f"r{n * n}-n{n}-{n % 7}" for n in range(10_000))),
             "waiting for 10000 hosts (4 min)",
         ),
     ],
