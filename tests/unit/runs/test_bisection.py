@@ -33,22 +33,10 @@ class Hosts:
         except StopIteration as end:
             return end.value
 
-    @property
-    def runs(self) -> list[str]:
-        return [" ".join(group) for batch in self.batches for group in batch]
-
 
 @pytest.mark.parametrize(
     ("faults", "verdict", "lines"),
     [
-        pytest.param(("n3",), Verdict(("n3",)), ["n3 fails alone"], id="one alone"),
-        pytest.param(("n3", "n4"), Verdict(("n3", "n4")), ["n[3-4] fail alone"], id="two alone"),
-        pytest.param(
-            ("n1 n6",),
-            Verdict((), (Together(("n1", "n6"), ("n1", "n6")),)),
-            ["n1 and n6 fail together, but each passes alone"],
-            id="a pair",
-        ),
         pytest.param(
             tuple(f"n6 {other}" for other in EIGHT if other != "n6"),
             Verdict((), (Together(("n5", "n6"), ("n6",)),)),
@@ -64,12 +52,6 @@ class Hosts:
                 "n1 and n6 fail together, but each passes alone",
             ],
             id="one alone and two pairs",
-        ),
-        pytest.param(
-            ("n1 n4 n8",),
-            Verdict((), (Together(("n1", "n4", "n8"), ("n1", "n4", "n8")),)),
-            ["n[1,4,8] fail together, but each passes alone"],
-            id="three",
         ),
         pytest.param(
             (" ".join(EIGHT),),
@@ -89,12 +71,6 @@ def test_the_verdict(faults: tuple[str, ...], verdict: Verdict, lines: list[str]
     found = Hosts(*faults).run(search_culprits(EIGHT))
     assert found == verdict
     assert found.lines() == lines
-
-
-def test_each_run_of_a_pair_among_three() -> None:
-    hosts_tried = Hosts("n1 n3")
-    hosts_tried.run(search_culprits(EIGHT[:3]))
-    assert hosts_tried.runs == ["n1", "n2", "n3", "n2 n3", "n1 n3", "n1 n2"]
 
 
 @st.composite

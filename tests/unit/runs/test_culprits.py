@@ -30,28 +30,20 @@ from launcher.session.signals import Interrupted
 from launcher.transports.base import Transport
 
 
-def test_an_explained_cause_in_one_line() -> None:
-    """The last line is what the rank printed before it ended, such as a loss."""
-    failure = Failure("n1", 0, FailureKind.RANK, 0.0, rank=3, code=1)
-    cause = Cause(failure, (), ("step 7 loss 2.1",), Explanation("disk-full", "the disk is full", "free space"))
-    assert describe_cause(cause) == "n1 rank 3, exit code 1: the disk is full"
-
-
 @pytest.mark.parametrize(
-    ("traceback", "last_lines", "text"),
+    ("traceback", "last_lines", "known", "text"),
     [
-        (("  File 'x'", "ValueError: no"), ("a", "b"), "n1 rank 3, exit code 1: ValueError: no"),
-        (
-            (),
-            ("a", "  all_reduce fp32 did not finish in 20 s "),
-            "n1 rank 3, exit code 1: all_reduce fp32 did not finish in 20 s",
-        ),
-        ((), (), "n1 rank 3, exit code 1"),
+        (("  File 'x'", "ValueError: no"), ("a", "b"), None, ": ValueError: no"),
+        ((), ("a", "  all_reduce fp32 did not finish in 20 s "), None, ": all_reduce fp32 did not finish in 20 s"),
+        ((), ("step 7 loss 2.1",), Explanation("disk-full", "the disk is full", "free space"), ": the disk is full"),
+        ((), (), None, ""),
     ],
 )
-def test_a_cause_in_one_line(traceback: tuple[str, ...], last_lines: tuple[str, ...], text: str) -> None:
+def test_a_cause_in_one_line(
+    traceback: tuple[str, ...], last_lines: tuple[str, ...], known: Explanation | None, text: str
+) -> None:
     failure = Failure("n1", 0, FailureKind.RANK, 0.0, rank=3, code=1)
-    assert describe_cause(Cause(failure, traceback, last_lines)) == text
+    assert describe_cause(Cause(failure, traceback, last_lines, known)) == f"n1 rank 3, exit code 1{text}"
 
 
 def test_runs_of_a_batch_go_side_by_side() -> None:
@@ -77,24 +69,6 @@ def test_runs_of_a_batch_go_side_by_side() -> None:
     assert asyncio.run(find()) == Verdict((), (Together(("a1", "a3"), ("a1", "a3")),))
     assert sorted(told[:3]) == [("a1 alone", ""), ("a2 alone", ""), ("a3 alone", "")]
     assert told[3:] == [("a[2-3]", ""), ("a[1,3]", "a1 and a3 don't meet"), ("a[1-2]", "")]
-
-
-def test_a_signal_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that have begun end first; those that wait for a place don't begin."""
-    monkeypatch.setattr(culprits, "SIDE_BY_SIDE", 2)
-    begun: list[Group] = []
-
-    def unexpected(what: str, reason: str) -> None:
-        raise AssertionError(what)
-
-    async def run_group(group: Group) -> str:
-        begun.append(group)
-        raise Interrupted(signal.SIGINT)
-
-    with pytest.raises(Interrupted) as stop:
-        asyncio.run(search(["a", "b", "c", "d"], run_group, unexpected))
-    assert stop.value.number == signal.SIGINT
-    assert begun == [("a",)]
 
 
 def test_a_signal_during_a_test_that_fails_is_not_lost() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -97,42 +97,36 @@ def test_a_gpu_that_never_told_anything_is_not_lost() -> None:
     assert find(interval(), failed) == [[], ["g2: nvidia-smi hangs: no answer for 5 s (process 7)"]]
 
 
-def test_half_of_the_gpus_are_never_odd() -> None:
-    def two_roles(where: str, gpu: GpuSample) -> GpuSample:
-        return replace(gpu, clock_mhz=1200, reasons=0) if where.startswith("g1") else gpu
-
-    assert find(*[interval(two_roles)] * 3) == [[]] * 3
-
-
 @pytest.mark.parametrize(
-    ("values", "text"),
+    ("values", "usual", "text"),
     [
-        ({"utilization": 20}, "odd utilization for 4 min: 20 %, the others' median is 99 %"),
-        ({"power_w": 300.0}, "odd power for 4 min: 300 W, the others' median is 650 W"),
+        ({"utilization": 20}, WELL, "odd utilization for 4 min: 20 %, the others' median is 99 %"),
+        ({"power_w": 300.0}, WELL, "odd power for 4 min: 300 W, the others' median is 650 W"),
+        (
+            {"utilization": 100},
+            replace(WELL, utilization=10),
+            "odd utilization for 4 min: 100 %, the others' median is 10 %",
+        ),
     ],
 )
-def test_utilization_and_power_apart_for_four_minutes(values: dict[str, float], text: str) -> None:
-    apart = interval(only("g1 2", **values))
+def test_utilization_and_power_apart_for_four_minutes(values: dict[str, float], usual: GpuSample, text: str) -> None:
+    apart = interval(only("g1 2", **values), gpu=usual)
     assert find(*[apart] * 16) == [[]] * 15 + [[f"g1 GPU 2 (rank 2): {text}"]]
     assert find(*[apart] * 15, interval(), *[apart] * 14) == [[]] * 30, "it was as the others in between"
 
 
-def test_a_gpu_that_works_while_the_others_wait_is_odd_too() -> None:
-    apart = interval(only("g1 2", utilization=100), gpu=replace(WELL, utilization=10))
-    assert find(*[apart] * 16)[-1] == [
-        "g1 GPU 2 (rank 2): odd utilization for 4 min: 100 %, the others' median is 10 %"
-    ]
-
-
-def test_a_job_that_differs_from_rank_to_rank_has_no_odd_one() -> None:
-    def stages(where: str, gpu: GpuSample) -> GpuSample:
-        return replace(gpu, utilization=60) if where in ("g1 0", "g1 1", "g2 0") else gpu
-
-    assert find(*[interval(stages)] * 20) == [[]] * 20
-
-
-def test_a_run_that_idles_has_no_odd_one() -> None:
-    assert find(*[interval(gpu=IDLE)] * 20) == [[]] * 20
+@pytest.mark.parametrize(
+    ("odd", "values"),
+    [
+        (("g1 0", "g1 1", "g1 2", "g1 3"), {"clock_mhz": 1200, "reasons": 0}),
+        (("g1 0", "g1 1", "g2 0"), {"utilization": 60}),
+        ((), {}),
+    ],
+)
+def test_a_job_that_differs_from_rank_to_rank_has_no_odd_one(odd: Sequence[str], values: dict[str, float]) -> None:
+    """As the stages of a pipeline do, and ranks that all idle."""
+    change: Change = lambda where, gpu: replace(gpu, **values) if where in odd else gpu  # type: ignore[arg-type] # noqa: E731
+    assert find(*[interval(change, gpu=WELL if odd else IDLE)] * 20) == [[]] * 20
 
 
 def test_errors_are_named_at_once() -> None:
@@ -205,16 +199,3 @@ def test_reasons_in_words() -> None:
     assert [describe_reasons(bits) for bits in (None, 0, 0x1, 0x4, 0x60, 0x88, 0x08)] == [
         "", "", "", "power cap", "thermal slowdown", "power brake", "hardware slowdown",
     ]  # fmt: skip
-
-
-def test_a_thousand_hosts_are_compared_at_once() -> None:
-    """In the time of some interval, not of its square: the loop that compares also hears the heartbeats."""
-    names = [f"g{number}" for number in range(1000)]
-    alike = interval(only("g1 3", clock_mhz=800, reasons=0x40))["g1"]
-    ranks = {(name, gpu): 8 * number + gpu for number, name in enumerate(names) for gpu in range(4)}
-    watch = OddWatch(ranks, {})
-    everywhere = dict.fromkeys(names, alike)
-    watch.take(everywhere)
-    found = watch.take(everywhere)
-    assert len(found) == 1000
-    assert found[0].text == "thermal slowdown for 30 s, SM clock 800 MHz, the others' median is 1,980 MHz"

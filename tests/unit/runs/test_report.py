@@ -159,30 +159,6 @@ def test_the_error_is_red_and_what_to_do_is_bold():
                 "  full log: log",
             ],
         ),
-        (
-            Failure("gpu2", 1, FailureKind.CONNECTION, AT, text="no heartbeat for 15 s"),
-            "lost gpu2 (no heartbeat for 15 s), stopping the run on 1 host",
-            [
-                "  gpu2 connection at 09:16:31:",
-                "    no heartbeat for 15 s",
-                "  why: the host froze, was switched off, or the network to it failed",
-                "  fix: check the machine itself; when it responds again, run launch check and launch clean",
-                "  full log: log",
-            ],
-        ),
-        (
-            Failure("gpu2", 1, FailureKind.TORCHRUN, AT, signal=11, stderr="W1120 a warning\n"),
-            "gpu2 torchrun failed first (killed by SIGSEGV), stopping the run on 1 host",
-            [
-                "  gpu2 torchrun at 09:16:31:",
-                "    killed by SIGSEGV",
-                "  why: it crashed in native code: an extension, a driver, or libraries that don't match",
-                "  fix: run it with --env PYTHONFAULTHANDLER=1: Python then names the line of the script",
-                "  its last lines:",
-                "    W1120 a warning",
-                "  full log: log",
-            ],
-        ),
     ],
 )
 def test_the_cause_where_no_exception_tells(failed, first, lines):
@@ -196,22 +172,6 @@ OOM = (
     "of which 6.62 MiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by "
     "PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF."
 )
-
-
-def test_the_cause_with_why_and_what_to_do():
-    stderr = f'Traceback (most recent call last):\n  File "train.py", line 88, in step\n    loss = model(x)\n{OOM}\n'
-    cause = find_cause([rank_failure(stderr=stderr)])
-    assert texts(cause_block(cause, [], 16, Path("log"))) == [
-        "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
-        '    File "train.py", line 88, in step',
-        "      loss = model(x)",
-        f"    {OOM[:297]}...",
-        "  why: the GPU's memory is full",
-        "  fix: use a smaller batch, or free the GPU: launch check names who uses it",
-        "  its last lines:",
-        "    step 41 loss 7.1",
-        "  full log: log",
-    ]
 
 
 STATEMENT = "".join(f"    argument_{number}={number},\n" for number in range(30))

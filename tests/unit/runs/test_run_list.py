@@ -6,7 +6,6 @@ import errno
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -115,20 +114,14 @@ def test_a_list_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_which_run_is_meant(tmp_path: Path, word: str | None, run_id: str) -> None:
     runs = RunList(tmp_path / "runs")
+    with pytest.raises(UsageError, match="no run was started"):
+        runs.find(None)
     for each, name in (("20261120-091233", "base"), ("20261120-101010", None), ("20261121-100000", None)):
         with held(runs, each, name, tmp_path):
             pass
     assert runs.find(word).controller.run_id == run_id
     with pytest.raises(UsageError, match="'20261120' means 2 runs"):
         runs.find("20261120")
-
-
-def test_a_run_that_is_not_there(tmp_path: Path) -> None:
-    runs = RunList(tmp_path / "runs")
-    with pytest.raises(UsageError, match="no run was started"):
-        runs.find(None)
-    with held(runs, "r", None, tmp_path):
-        pass
     with pytest.raises(UsageError, match="no run 'x'"):
         runs.find("x")
 
@@ -151,13 +144,6 @@ def test_a_controller_takes_the_id_that_the_launch_host_has_taken(tmp_path: Path
     for token, expected in (("other", f"{run_id}-2"), ("", f"{run_id}-3"), ("token", run_id)):
         runs = RunList(tmp_path / "runs", token=token)
         assert create_record(tmp_path / "logs", NOW, no_complaint, ids=runs, run_id=run_id).run_id == expected
-
-
-def test_an_id_whose_directory_is_another_user_s(tmp_path: Path) -> None:
-    """Machines with lists of their own may share a checkout; what was taken for nothing is given back."""
-    (tmp_path / "logs" / "20261120-091233").mkdir(parents=True)
-    record = create_record(tmp_path / "logs", NOW, no_complaint, ids=RunList(tmp_path / "runs"))
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [record.run_id] == ["20261120-091233-2"]
 
 
 def test_ids_that_no_run_took_are_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,18 +215,10 @@ def test_a_full_disk_still_takes_how_a_run_ended(tmp_path: Path, monkeypatch: py
         entry.note_state(RunState(Activity.STOPPING, 1.8e9, RestartCount()))
         assert (runs.find("r").end, runs.find("r").read_state()) == (None, None)
         runs.find("r").mark_stop()
-        entry.end(Result(7, 1.0, Census({}, {})))
+        entry.end(Result(130, 1.0, Census({}, {}), interrupted_by=2))
         assert {path: path.stat().st_size for path in (tmp_path / "runs" / "r").iterdir()} == before
-    assert runs.find("r").end == End(7, is_stopped=False)
-
-
-def test_a_run_that_can_t_be_marked_is_stopped_all_the_same(tmp_path: Path) -> None:
-    runs = RunList(tmp_path / "runs")
-    with held(runs, "r", None, tmp_path):
-        found = runs.find("r")
-        (found.place / "stop").unlink()
-        (found.place / "stop").mkdir()
-        assert not found.mark_stop()
+        assert runs.find("r").is_alive, "its process has not ended yet"
+    assert (runs.find("r").is_alive, runs.find("r").end) == (False, End(130, is_stopped=True))
 
 
 @pytest.mark.parametrize("change", ["", "[]", {"began_at": math.inf}, {"pid": None}])
@@ -268,22 +246,6 @@ def test_what_other_versions_wrote_is_read(tmp_path: Path) -> None:
     older.with_name("end.json").write_text(json.dumps(values.pop("end")).ljust(256))
     older.write_text(json.dumps(values))
     assert [run.end for run in runs.read()] == [End(0, is_stopped=False)] * 2
-
-
-class OvertakenList(RunList):
-    """Another launch removes each entry right after it was read."""
-
-    def read(self) -> list[ListedRun]:
-        found = super().read()
-        for run in found:
-            shutil.rmtree(run.place)
-        return found
-
-
-def test_an_entry_that_another_launch_has_just_removed(tmp_path: Path) -> None:
-    runs = OvertakenList(tmp_path / "runs")
-    with held(runs, "old", None, tmp_path), held(runs, "new", None, tmp_path):
-        assert [run.id for run in runs.read()] == ["new"]
 
 
 def test_what_ended_long_ago_is_forgotten_and_its_logs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,26 +277,6 @@ def test_a_run_that_was_killed_is_as_old_as_its_last_line(tmp_path: Path) -> Non
     os.utime(log, (0, 0))
     with held(runs, "third", None, tmp_path):
         assert [run.id for run in runs.read()] == ["third", "other"]
-
-
-def test_how_a_run_ended(tmp_path: Path) -> None:
-    runs = RunList(tmp_path / "runs")
-    with held(runs, "r", None, tmp_path) as entry:
-        entry.end(Result(130, 1.0, Census({}, {}), interrupted_by=2))
-        assert runs.find("r").is_alive, "its process has not ended yet"
-    assert (runs.find("r").is_alive, runs.find("r").end) == (False, End(130, is_stopped=True))
-
-
-def test_the_signal_that_stops_it(tmp_path: Path) -> None:
-    runs = RunList(tmp_path / "runs")
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with held(runs, "r", None, tmp_path):
-            assert runs.find("r").controller.stop_signal == signal.SIGTERM
-    finally:
-        signal.signal(signal.SIGINT, before)
-    with held(runs, "s", None, tmp_path):
-        assert (runs.find("s").controller.stop_signal, runs.find("s").controller.pid) == (signal.SIGINT, os.getpid())
 
 
 def test_logs_that_a_list_owns_go_with_their_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

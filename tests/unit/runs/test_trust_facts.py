@@ -151,26 +151,14 @@ def test_no_text_of_a_node_is_more_than_a_part_of_a_line(job: Job) -> None:
     assert "\x1b" not in said
 
 
-def test_the_honest_message_is_read() -> None:
-    assert HONEST is not None
-    assert len(HONEST.gpus) == 2
-
-
 RUN = CHECKS["runs"][0]
-FOLDER = CHECKS["folders"][0]
 # Where a node may name any number of things, how many of them it may name, and one of them, each another one.
 LISTS = {
     "addresses": (4096, ("addresses",), lambda number: [f"eth{number}", "10.0.0.1"]),
     "gpus": (256, ("gpus",), lambda number: GPU | {"index": number, "processes": [], "compute_mode": "Prohibited"}),
     "gpus: processes": (20_000, ("gpus", 0, "processes"),
                         lambda number: PROCESS | {"pid": number, "name": f"p{number}"}),
-    "setup_names": (4096, ("setup", "names"), lambda number: f"A{number}"),
-    "setup_failure: lines": (64, ("setup", "failure", "lines"), lambda number: f"line {number}"),
     "pythons_tried": (64, ("search", "tried"), lambda number: [f"/opt/python{number}", "not there"]),
-    "checks: networks": (4096, ("checks", "networks"),
-                         lambda number: CHECKS["networks"][0] | {"network": f"10.0.{number}.0/24"}),
-    "checks: infiniband": (256, ("checks", "infiniband"), lambda number: f"mlx5_{number}:1"),
-    "checks: folders": (20_000, ("checks", "folders"), lambda number: FOLDER | {"files": number}),
     "checks: runs": (20_000, ("checks", "runs"), lambda number: RUN | {"pid": number, "mark": f"{number}.ab12.0"}),
 }  # fmt: skip
 LINES = 16 * 256  # of all that is said of one node, as a table and line by line
@@ -186,12 +174,6 @@ def test_a_list_that_no_machine_has_costs_its_node_the_place(
     with pytest.raises(LauncherError) as error:
         read_facts(put(MESSAGE, way, [make(0)] * (most + 1)), "/tmp/x")
     assert error.value.message == f"its facts can't be read: {what}: {most + 1} of them; at most {most} are accepted"
-
-
-def test_disks_that_no_machine_has_are_refused() -> None:
-    disks = {f"/disk{number}": 1 for number in range(65)}
-    with pytest.raises(LauncherError, match="checks: disks: 65 of them; at most 64 are accepted"):
-        read_facts(put(MESSAGE, ("checks", "disks"), disks), "/tmp/x")
 
 
 def test_packages_that_no_machine_has_are_refused() -> None:
@@ -210,7 +192,7 @@ def test_what_launch_finds_out_itself_is_not_taken_from_a_node(name: str) -> Non
     assert lied == HONEST
 
 
-@pytest.mark.parametrize("address", ["UNKNOWN", "evil.example.com", "10.0.0.1; id", ""])
+@pytest.mark.parametrize("address", ["evil.example.com", ""])
 @pytest.mark.parametrize("name", ["ssh_client", "ssh_address", "addresses"])
 def test_an_address_is_a_number(name: str, address: str) -> None:
     """No name: whoever looks it up would ask a server of the liar's."""
