@@ -97,12 +97,11 @@ class Attempt:
 
     def __init__(
         self, request: RunRequest, session: Session, outputs: list[NodeOutput], carried: CarriedOver,
-        state: StateKeeper, on_all_started: Callable[[], object], *, spares: int = 0, others: int = 0,
+        state: StateKeeper, on_all_started: Callable[[], object], *, spares: int = 0,
     ) -> None:  # fmt: skip
         """carried: from earlier attempts, and extended here.
 
-        spares: how many of the session's hosts, the last ones, are only checked; others: the first of these, which the
-        run could have used as well.
+        spares: how many of the session's hosts, the last ones, are only checked.
         """
         self._request = request
         self._job = request.job  # on CPUs, once it is known that the hosts leave no choice
@@ -116,7 +115,6 @@ class Attempt:
         self._say = request.console.say
         self._options = request.options
         self._spares = spares
-        self._others = others
         self._stacks = StackTaker(session, request.record, request.console)
         self._plan: LaunchPlan | None = None
         self._samples: RunSamples | None = None  # if the run takes any
@@ -168,7 +166,6 @@ class Attempt:
         refuse_claimed(inspection.findings, inspection.claimed)
         is_moved, self._job = inspector.job != job, inspector.job
         number = len(session.hosts) - self._spares
-        spares = [host.name for host in session.hosts[number + self._others :]]
         session.release_after(number)
         del self._outputs[number:]
         self._plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
@@ -182,7 +179,7 @@ class Attempt:
                 session, self._plan, inspection.facts, self._record, self._carried.odd, self._console,
                 self._state.note_odd,
             )  # fmt: skip
-        self._say_plan(inspection, report.restart_words(self._options.restarts, spares))
+        self._say_plan(inspection)
 
     def _make_claims(self) -> ClaimOrder:
         number = 0 if self._options.is_dry else len(self.session.hosts) - self._spares  # the others are looked at
@@ -223,9 +220,10 @@ class Attempt:
         self._record.discard()
         return self._make_result(census)
 
-    def _say_plan(self, inspection: Inspection, restarts: str) -> None:
+    def _say_plan(self, inspection: Inspection) -> None:
         assert self._plan is not None
-        number = self._carried.attempts
+        number, spares = self._carried.attempts, [host.name for host in self._request.spares]
+        restarts = report.restart_words(self._options.restarts, spares)
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
         code = self._job.tree.name if self._job.tree is not None else None
         if self._options.is_dry:  # a run that never starts has no name

@@ -18,7 +18,7 @@ from launcher.runs.notification import Notifier
 from launcher.runs.result import Result
 from launcher.runs.run import Run
 from launcher.runs.run_list import RunList, RunListEntry
-from launcher.runs.run_request import RunOptions, RunRequest
+from launcher.runs.run_request import RunRequest
 from launcher.session.session import SIGNALS
 from launcher.session.signals import catch_signals, outlast_signals
 from launcher.sync.contents import Contents
@@ -36,8 +36,9 @@ async def execute_job(
     job, record, options, say = request.job, request.record, request.options, request.console.say
     is_requeued = variables.get("SLURM_RESTART_COUNT", "0") != "0"
     if job.program == DEFAULT_PROGRAM:
-        place = describe_trainer(record.run_id, options, is_requeued=is_requeued)
-        say(f"launch: no script given; {place}")
+        knows_place = not is_requeued and not (options.share and options.share[1])
+        place = f"outputs/{record.run_id}" if knows_place else "outputs"
+        say(f"launch: no script given; the built-in trainer writes to {place}")
     if options.progress_dir is None and not is_requeued:
         options = replace(options, progress_dir=find_checkpoints(job, record.run_id))
     notifier = Notifier(notify, record.run_id, record.name, variables, say) if notify else None
@@ -78,18 +79,6 @@ def listed(runs: RunList, record: RunRecord, *, is_needed: bool) -> Iterator[Run
     finally:
         record.disk.wait(STALLED_S)  # for the last message, before others can see that the run has ended
         entry.close(is_kept=record.has_begun)
-
-
-def describe_trainer(run_id: str, options: RunOptions, *, is_requeued: bool) -> str:
-    """Describe the directory in which the built-in trainer saves by default; its rank 0 chooses it.
-
-    is_requeued: Slurm has started this job before, so that the trainer continues in the directory of that time.
-    """
-    if options.share is not None and options.share[1] > 0:
-        return "the built-in trainer writes on node 0"
-    if is_requeued:
-        return "the built-in trainer writes where this job wrote before"
-    return f"the built-in trainer writes to outputs/{run_id}"
 
 
 def find_checkpoints(job: Job, run_id: str) -> str | None:

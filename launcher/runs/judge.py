@@ -240,25 +240,17 @@ PROGRESS_S = 600.0  # ranks that have printed for so long count as progress, if 
 
 # By the name of the known cause (diagnosis/signatures.py).
 _KNOWN = {
-    **dict.fromkeys(
-        (
-            "arguments",
-            "local-rank",
-            "script-missing",
-            "cannot-run",
-            "line-ends",
-            "command-missing",
-        ),
-        Outcome.INPUT,
-    ),
-    "module-missing": Outcome.IMPORT,
-    **dict.fromkeys(("disk-full", "save-cut-short"), Outcome.DISK),
-    **dict.fromkeys(
-        ("gpu-fell-off", "gpu-ecc", "fabric-manager", "driver-state", "infiniband-port"),
-        Outcome.HOST,
-    ),
-    # Slurm has ended the job: its hosts are no longer ours.
-    **dict.fromkeys(("slurm-ended", "slurm-aborted"), Outcome.STOPPED),
+    name: outcome
+    for outcome, names in {
+        Outcome.INPUT: "arguments local-rank-unknown local-rank-wanted script-missing cannot-run line-ends "
+        "interpreter-missing command-missing",
+        Outcome.IMPORT: "module-missing",
+        Outcome.DISK: "disk-full save-cut-short",
+        Outcome.HOST: "gpu-fell-off gpu-ecc gpu-nvlink gpu-xid fabric-manager driver-state infiniband-port",
+        # Slurm has ended the job: its hosts are no longer ours.
+        Outcome.STOPPED: "slurm-time slurm-preemption slurm-node slurm-cancelled slurm-aborted",
+    }.items()
+    for name in names.split()
 }
 # How all hosts fail at once if the network of this machine does.
 _NETWORK = (
@@ -307,27 +299,16 @@ def _are_all(suspects: Collection[str], hosts: Collection[str]) -> bool:
     return len(hosts) > 1 and set(suspects) >= set(hosts)
 
 
-def find_incidents(
-    cause: Cause | None, refusal: LauncherError | None, ending: Ending | None, *, has_one_other: bool = False
-) -> dict[str, Incident]:
+def find_incidents(cause: Cause | None, refusal: LauncherError | None, ending: Ending | None) -> dict[str, Incident]:
     """Return, for each host that is to blame for the end of an attempt, what went wrong with it.
 
-    ending: None if the attempt succeeded. A host is not to blame for what the user's program does. has_one_other:
-    the run is on this machine and one other host; if that is lost, nobody knows whose network failed.
+    ending: None if the attempt succeeded. A host is not to blame for what the user's program does.
     """
     if ending is None or ending.outcome is not Outcome.HOST:
         return {}
-    what: Incident
-    if refusal is not None:
-        is_cut = isinstance(refusal, HostsUnreachable)
-        what = "lost" if is_cut else "failed its checks"
-    else:
-        is_lost = cause is not None and cause.failure.kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR)
-        what = "lost" if is_lost else "had a broken GPU"
-        is_cut = cause is not None and cause.failure.kind is FailureKind.CONNECTION
-    if is_cut and has_one_other:
-        return {}
-    return dict.fromkeys(ending.suspects, what)
+    is_lost = cause is not None and cause.failure.kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR)
+    what: Incident = "lost" if is_lost or isinstance(refusal, HostsUnreachable) else "had a broken GPU"
+    return dict.fromkeys(ending.suspects, "failed its checks" if isinstance(refusal, ChecksFailed) else what)
 
 
 def _find_outcome(result: Result) -> tuple[Outcome, tuple[str, ...]]:

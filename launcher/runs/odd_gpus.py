@@ -36,7 +36,6 @@ _DEVIATIONS = 5.0  # and so many standard deviations, as estimated by the median
 _MAD = 1.4826  # of a normal distribution
 _MOST_APART = 0.25  # more of the GPUs than that are not odd: the job is not the same on all of them
 _SWAPS_MIB_S = 50.0
-_MOST_SAMPLES = 100  # of a host in an interval
 
 _CAP = 0x04  # of the reasons why a clock is held down
 
@@ -63,9 +62,7 @@ class Samples:
     error: str | None = None
 
     def add(self, host: HostSample | None, gpus: Iterable[GpuSample], error: str | None) -> None:
-        """Add one sample, unless a host sends too many."""
-        if len(self.hosts) >= _MOST_SAMPLES:
-            return
+        """Add one sample."""
         self.hosts += [host] if host is not None else []
         for gpu in gpus:
             self.gpus.setdefault(gpu.index, []).append(gpu)

@@ -223,7 +223,7 @@ class Run:
         session, outputs = self._open_session((*self._hosts.hosts, *others, *spares), is_first=is_first)
         return Attempt(
             self._request, session, outputs, self._carried, self._state, self._note_all_started,
-            spares=len(others) + len(spares), others=len(others),
+            spares=len(others) + len(spares),
         )  # fmt: skip
 
     def _open_session(self, hosts: Sequence[Host], *, is_first: bool = False) -> tuple[Session, list[NodeOutput]]:
@@ -428,8 +428,6 @@ class Run:
         self, began_at: float, result: Result, refusal: LauncherError | None, ending: Ending | None,
         decision: Restart | Stop | None,
     ) -> None:  # fmt: skip
-        here = [host for host in self._hosts.hosts if host.name in self._carried.here]
-        has_one_other = bool(here) and len(self._hosts.hosts) - len(here) == 1
         self._attempts.append(
             EndedAttempt(
                 hosts=tuple(host.name for host in self._hosts.hosts),
@@ -442,7 +440,7 @@ class Run:
                 progress=ending is not None and ending.has_progress,
                 then=None if decision is None else decision.why,
                 restarts=self._count_restarts(follows=not isinstance(decision, Stop)),
-                blamed=find_incidents(result.cause, refusal, ending, has_one_other=has_one_other),
+                blamed=find_incidents(result.cause, refusal, ending),
                 result=result.describe(),
             )
         )

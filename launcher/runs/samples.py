@@ -7,7 +7,6 @@ each thing that stood out.
 import asyncio
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -24,7 +23,7 @@ from launcher.session.session import Session
 
 PERIOD_S = 5.0  # between two samples of a host
 FILE = "samples.jsonl"
-_MOST_NAMED = 40  # of a host, in a run
+_MOST_NAMED = 1000  # things that stand out, in a run
 
 
 class RunSamples:
@@ -43,7 +42,6 @@ class RunSamples:
         self._disk = record.disk
         self._run = {"run": record.run_id, "name": record.name}
         self._named = named
-        self._named_of = Counter(host for host, *_ in named)
         self._console = console
         self._note_odd = note_odd
         self._used = [node.gpus for node in plan.nodes]
@@ -100,9 +98,8 @@ class RunSamples:
         new = []
         for each in odd:
             key = each.host, each.gpu, each.kind
-            if key not in self._named and self._named_of[each.host] < _MOST_NAMED:
+            if key not in self._named and len(self._named) < _MOST_NAMED:
                 self._named.add(key)
-                self._named_of[each.host] += 1
                 new.append(each)
         for line in fold_oddities(new):
             self._console.say(f"launch: {line}", Style.STRONG)

@@ -12,8 +12,7 @@ from launcher.cli.repetition import describe_origin
 from launcher.cli.runner import read_run_options
 from launcher.errors import UsageError
 from launcher.job.job import TRAINER_MODULE, Job, Program, ProgramKind
-from launcher.runs.execution import describe_trainer, find_checkpoints
-from launcher.runs.run_request import RunOptions
+from launcher.runs.execution import find_checkpoints
 
 
 @pytest.mark.parametrize(
@@ -35,20 +34,6 @@ def test_the_program_is_named_as_it_can_be_typed_again(
     monkeypatch.setattr("sys.argv", [program.format(bin=tmp_path), "--cpu"])
     monkeypatch.setattr("sys.orig_argv", [*(word.format(bin=tmp_path) for word in typed), "--cpu"])
     assert describe_origin(Request())["command"] == f"{words} --cpu"
-
-
-@pytest.mark.parametrize(
-    ("share", "is_requeued", "place"),
-    [
-        (None, False, "to outputs/20261120-091233"),
-        ((2, 0), False, "to outputs/20261120-091233"),
-        ((2, 1), False, "on node 0"),
-        (None, True, "where this job wrote before"),
-    ],
-)
-def test_where_the_trainer_writes(share: tuple[int, int] | None, is_requeued: bool, place: str) -> None:
-    said = describe_trainer("20261120-091233", RunOptions(share=share), is_requeued=is_requeued)
-    assert said == f"the built-in trainer writes {place}"
 
 
 @pytest.mark.parametrize(

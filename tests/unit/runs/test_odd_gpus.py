@@ -153,13 +153,6 @@ def test_a_fault_that_the_driver_has_logged_stays() -> None:
     assert told[1:] == [["g2 GPU 3 (rank 7): the driver logged Xid 79: a hardware or driver fault"]] * 21
 
 
-def test_a_host_that_floods() -> None:
-    samples = Samples()
-    for _ in range(5000):
-        samples.add(HOST, [WELL], None)
-    assert len(samples.hosts) == len(samples.gpus[0]) == 100
-
-
 def test_a_host_that_is_gone_for_a_while() -> None:
     one = {"g1": interval()["g1"]}
     assert find(interval(HOT), one, interval(HOT), interval(HOT)) == [

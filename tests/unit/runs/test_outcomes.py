@@ -143,10 +143,15 @@ def test_a_host_that_is_this_machine_can_t_be_lost_with_the_others():
 
 
 @pytest.mark.parametrize(
-    ("kind", "incidents"), [(FailureKind.CONNECTION, {}), (FailureKind.SUPERVISOR, {"gpu2": "lost"})]
+    ("cause", "refusal", "what"),
+    [
+        (find_cause([replace(RANK, kind=FailureKind.CONNECTION, code=None)]), None, "lost"),
+        (find_cause([replace(RANK, kind=FailureKind.SUPERVISOR, code=None)]), None, "lost"),
+        (find_cause([RANK]), None, "had a broken GPU"),
+        (None, lost("gpu2"), "lost"),
+        (None, ChecksFailed("gpu2: no torch", hosts=("gpu2",)), "failed its checks"),
+    ],
 )
-def test_of_two_hosts_nobody_knows_whose_network_failed(kind, incidents):
-    cause = find_cause([replace(RANK, kind=kind, code=None)])
-    ending = judge_result(Result(1, 60.0, CLEAN, cause), HOSTS)
-    assert find_incidents(cause, None, ending) == {"gpu2": "lost"}
-    assert find_incidents(cause, None, ending, has_one_other=True) == incidents
+def test_what_a_host_is_blamed_for(cause: Cause | None, refusal: LauncherError | None, what: str) -> None:
+    assert find_incidents(cause, refusal, Ending(Outcome.HOST, ("gpu2",))) == {"gpu2": what}
+    assert find_incidents(cause, refusal, Ending(Outcome.ERROR, ("gpu2",))) == {}
