@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from launcher.commands.top import as_lines, find_users
+from launcher.commands.top import as_lines, find_users, watch_run
 from launcher.commands.top_screen import HostNow, RunNow, draw, now_as_text, parse_now
 from launcher.job.facts import BoxClaim, Gpu, GpuSample, GpuUse, HostSample, NodeFacts
 from launcher.output.output_streams import Style
+from launcher.runs.run_list import RunList
 
 GPU = GpuSample(0, "NVIDIA H100", 99, 71 << 10, 80 << 10, 650.0, 700.0, 61, 1980, 1980, 0x4, 0)
 HOST = HostSample(37.0, 35.0, 512 << 10, 93 << 10, 0.0, 12.0, 1200.0)
@@ -104,6 +108,33 @@ def test_json_lines_and_the_file_of_a_run() -> None:
     lines, last = as_lines(now, {})
     assert (len(lines), last) == (3, {"gpu0": 1000.0, "gpu1": 1000.0, "gpu2": 1000.0})
     assert as_lines(now, last)[0] == []
+
+
+def test_a_run_is_followed_by_its_samples(tmp_path: Path) -> None:
+    """Not those of long ago, nor those of a host that tells nothing any more; what stands out is beside them."""
+    entry = RunList(tmp_path / "runs").begin("20261120-091233", None, tmp_path)
+    (run,) = RunList(tmp_path / "runs").read()
+    at = time.time()
+
+    def line(host: str, at: float, **more: object) -> str:
+        known = {"cpu": 37, "load": 35, "memory_used_gib": 93.0, "memory_gib": 512.0, "disk_free": 12, "network": 1200}
+        gpus = {"3": [99, 72704, 650, 61, 1980, 4, 11, 81920, 700, 1980]}
+        return json.dumps({"at": at, "host": host, **known, "model": "NVIDIA H100", "gpus": gpus, **more}) + "\n"
+
+    finding = json.dumps({"at": at, "host": "g1", "gpu": 3, "rank": 11, "finding": "slow"}) + "\n"
+    older = json.dumps({"at": at, "host": "g9", "cpu": 1, "memory_used_gib": 1.0, "gpus": {"0": [1, 2, 3, 4, 5, 6]}})
+    lines = [line("g3", at - 60), line("g1", at - 15), f"{older}\n", line("g1", at, odd=["g1: slow"]), finding]
+    (tmp_path / "samples.jsonl").write_text("".join([*lines, '{"at": 1, "ho']))
+    watching = watch_run(run)
+    now = next(watching)
+    gpu = replace(GPU, index=3, ecc_errors=None)
+    assert now.hosts == {"g1": HostNow(at, replace(HOST, swap_mib_s=None), (gpu,), ranks={"3": 11})}
+    assert now.odd == ("g1: slow",)
+    with (tmp_path / "samples.jsonl").open("a") as file:
+        file.write('st": "g0"}\n' + line("g2", at + 1))
+    assert [*next(watching).hosts] == ["g1", "g2"]
+    entry.close(is_kept=True)
+    assert [*watching] == []
 
 
 @pytest.mark.parametrize(
