@@ -124,14 +124,14 @@ def test_a_run_is_followed_by_its_samples(tmp_path: Path) -> None:
     finding = json.dumps({"at": at, "host": "g1", "gpu": 3, "rank": 11, "finding": "slow"}) + "\n"
     older = json.dumps({"at": at, "host": "g9", "cpu": 1, "memory_used_gib": 1.0, "gpus": {"0": [1, 2, 3, 4, 5, 6]}})
     lines = [line("g3", at - 60), line("g1", at - 15), f"{older}\n", line("g1", at, odd=["g1: slow"]), finding]
-    (tmp_path / "samples.jsonl").write_text("".join([*lines, '{"at": 1, "ho']))
+    (tmp_path / "samples.jsonl").write_text("".join([*lines, line("g2", at + 1)[:9]]))
     watching = watch_run(run)
     now = next(watching)
     gpu = replace(GPU, index=3, ecc_errors=None)
     assert now.hosts == {"g1": HostNow(at, replace(HOST, swap_mib_s=None), (gpu,), ranks={"3": 11})}
     assert now.odd == ("g1: slow",)
     with (tmp_path / "samples.jsonl").open("a") as file:
-        file.write('st": "g0"}\n' + line("g2", at + 1))
+        file.write(line("g2", at + 1)[9:])
     assert [*next(watching).hosts] == ["g1", "g2"]
     entry.close(is_kept=True)
     assert [*watching] == []

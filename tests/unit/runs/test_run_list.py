@@ -219,6 +219,14 @@ def test_a_full_disk_still_takes_how_a_run_ended(tmp_path: Path, monkeypatch: py
         assert {path: path.stat().st_size for path in (tmp_path / "runs" / "r").iterdir()} == before
         assert runs.find("r").is_alive, "its process has not ended yet"
     assert (runs.find("r").is_alive, runs.find("r").end) == (False, End(130, is_stopped=True))
+    monkeypatch.undo()
+    with held(runs, "without_state", None, tmp_path) as entry:
+        monkeypatch.setattr(os, "replace", refuse)
+        path = runs.find("without_state").place / "controller.json"
+        size = path.stat().st_size
+        entry.end(Result(7, 1.0, Census({}, {})))
+        assert path.stat().st_size == size
+    assert runs.find("without_state").end == End(7, is_stopped=False)
 
 
 @pytest.mark.parametrize("change", ["", "[]", {"began_at": math.inf}, {"pid": None}])
