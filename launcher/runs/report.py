@@ -186,11 +186,6 @@ def describe_cause(cause: Cause) -> str:
     return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])
 
 
-def gap_words(write_error: OSError | None) -> str:
-    """Return why the logs are incomplete, to append to the last line of a run; empty if they are complete."""
-    return f"; the logs are incomplete: {write_error.strerror}" if write_error is not None else ""
-
-
 def left_lines(census: Census) -> list[str]:
     """Return one line for each process that could not be killed."""
     return _few(
@@ -283,7 +278,8 @@ def cause_block(
     if cause.explanation is not None:
         lines.append(Line(f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}"))
         lines.append(Line(f"  fix: {cause.explanation.fix}", Style.STRONG))
-    after = [*map(Line, [*others_lines(cause, failures), *withheld_lines(withheld), f"  full log: {log}"])]
+    counted = [f"  {count(withheld, 'other traceback')} in the logs"] if withheld else []
+    after = [*map(Line, [*others_lines(cause, failures), *counted, f"  full log: {log}"])]
     rows = sum(_rows(line.text) for line in [*lines, *after])
     last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - rows - 1)
     if last_lines:
@@ -335,13 +331,6 @@ def others_lines(cause: Cause, failures: Sequence[Failure]) -> list[str]:
     others = [each for each in failures if each.kind is FailureKind.RANK and each.rank not in alike]
     hosts = Counter(each.host for each in others if each.role is Role.ERROR)
     return [f"  {count(hosts.total(), 'other')} failed as well: {_by_host(hosts)}"] if hosts else []
-
-
-def withheld_lines(number: int) -> list[str]:
-    """Return a line that counts the tracebacks that only the logs have, without that of the blamed rank."""
-    if not number:
-        return []
-    return ["  1 other's traceback is in the logs" if number == 1 else f"  {number} others' tracebacks are in the logs"]
 
 
 def _by_host(counts: Mapping[str, int]) -> str:

@@ -531,7 +531,8 @@ class Run:
         if unwritten is not None:
             self._record.complain(self._record.folder, unwritten)
         await asyncio.to_thread(self._home_disk.wait, STALLED_S)
-        gap = report.gap_words(self._record.write_error)
+        error = self._record.write_error
+        gap = "" if error is None else f"; the logs are incomplete: {error.strerror}"
         is_calm = result.census.is_clean and not gap
         style = Style.FAILURE if not is_calm else Style.STRONG if result.exit_code else Style.TEXT
         self._say(f"launch: {words}{gap}", style)

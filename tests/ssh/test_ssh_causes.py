@@ -27,7 +27,7 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
         "  its last lines:",
         f"    ready 3 pids {running.pid_of(3)}",
         "    one more line",
-        f"  {4 - len(shown)} others' tracebacks are in the logs",
+        f"  {4 - len(shown)} other tracebacks in the logs",
         "  full log: logs/RUN/node_1.log",
         "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)",
     ]

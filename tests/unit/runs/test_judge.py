@@ -92,14 +92,14 @@ FOUR_RANKS = LaunchPlan(
 STOP_S = 5.0  # the stop is sent so long after the ranks wrote
 
 
-def block(*ends, stopped_s=STOP_S, stream=STDERR):
+def block(*ends, stopped_s=STOP_S):
     """Return what is said of four ranks that ended so: each end is what it wrote, how it ended and when."""
     now = wall_clock()
     states = [NodeState(node.host.name, started={0, 1}) for node in FOUR_RANKS.nodes]
     outputs = [NodeOutput(node.host.name, None, None) for node in FOUR_RANKS.nodes]
     for rank, (said, ending, at_s) in sorted(enumerate(ends), key=lambda end: end[1][2]):
         node, local_rank = divmod(rank, 2)
-        outputs[node].feed(local_rank, stream, said.format(rank=rank, folder=f"/home/{node}").encode())
+        outputs[node].feed(local_rank, STDERR, said.format(rank=rank, folder=f"/home/{node}").encode())
         code, number = (None, -ending) if ending < 0 else (ending, None)
         fields = {
             "local_rank": local_rank,

@@ -18,7 +18,6 @@ from launcher.runs.report import (
     cause_block,
     failed_first_line,
     flight_recorder_lines,
-    gap_words,
     left_lines,
     plan_line,
     start_line,
@@ -124,14 +123,9 @@ def test_what_became_of_the_others():
     assert told[3] == "  same error on 2 of 16 ranks: 2 on gpu2"
     assert told[-3:] == [
         "  1 other failed as well: 1 on gpu1",
-        "  3 others' tracebacks are in the logs",
+        "  3 other tracebacks in the logs",
         "  full log: log",
     ]
-
-
-def test_the_end_says_that_the_logs_have_gaps():
-    error = OSError(28, "No space left on device")
-    assert (gap_words(None), gap_words(error)) == ("", "; the logs are incomplete: No space left on device")
 
 
 def test_the_error_is_red_and_what_to_do_is_bold():
