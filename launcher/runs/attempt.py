@@ -114,6 +114,7 @@ class Attempt:
         self._console = request.console
         self._say = request.console.say
         self._options = request.options
+        self._has_restarts = bool(request.options.restarts)  # so that claims wait for what follows
         self._spares = spares
         self._stacks = StackTaker(session, request.record, request.console)
         self._plan: LaunchPlan | None = None
@@ -140,7 +141,7 @@ class Attempt:
                     return await self._finish(cause, interruption.number)
                 return await self._stop_interrupted(interruption.number)
             except BaseException:
-                await session.stop_all(timeout_s=0, stays=bool(self._carried.attempts) and self._stays)
+                await session.stop_all(timeout_s=0, stays=bool(self._carried.attempts) and self._has_restarts)
                 raise
             return await self._finish(cause)
 
@@ -150,11 +151,12 @@ class Attempt:
         """Ask all hosts, and plan; raise if something would break the run."""
         job, session, share = self._job, self.session, self._options.share
         pythons = candidate_pythons(job, job.own_python or sys.executable)
+        claimed = 0 if self._options.is_dry else len(session.hosts) - self._spares  # the others are looked at
         inspector = Inspector(
             job, session, pythons, with_checks=self._options.with_checks, incidents=self._carried.incidents,
             checkpoints=self._shared_checkpoints(), contents=self._request.contents,
-            warm_hosts=0 if self._options.is_dry else len(session.hosts) - self._spares,
-            attempt=self._carried.attempts, claims=self._make_claims(),
+            warm_hosts=claimed,
+            attempt=self._carried.attempts, claims=make_claim_order(self._request, self._carried, claimed),
         )  # fmt: skip
         with session.subscribe(READY, self._note_connected):
             inspection = await inspector.ask(has_master=not (share and share[1]))
@@ -180,10 +182,6 @@ class Attempt:
                 self._state.note_odd,
             )  # fmt: skip
         self._say_plan(inspection)
-
-    def _make_claims(self) -> ClaimOrder:
-        number = 0 if self._options.is_dry else len(self.session.hosts) - self._spares  # the others are looked at
-        return make_claim_order(self._request, self._carried, number)
 
     def _note_connected(self, event: Event) -> None:
         self._steps = replace(self._steps, connected_at=event.at)
@@ -351,11 +349,6 @@ class Attempt:
 
     # ---- after --------------------------------------------------------------------------------------------------
 
-    @property
-    def _stays(self) -> bool:
-        """Return whether the hosts are to hold the claims for the next attempt."""
-        return bool(self._options.restarts)
-
     async def _end(self, timeout_s: float, *, stays: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""
         if self._judge is not None:
@@ -390,7 +383,7 @@ class Attempt:
             self._say("launch: " + report.failed_first_line(cause, len(self.session.hosts)), Style.STRONG)
         is_hurried = cause is not None and await self._look_for_checkpoint()
         timeout_s = 0 if is_hurried else self._job.timeouts.stop_timeout_s
-        stays = self._stays and cause is not None and interrupted_by is None
+        stays = self._has_restarts and cause is not None and interrupted_by is None
         census = await self._end(timeout_s, stays=stays)
         if cause is None:
             self._console.release(ended_well=True)

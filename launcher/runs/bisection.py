@@ -101,7 +101,8 @@ def minimize(hosts: Group) -> Generator[list[Group], list[bool], Group]:
         if failing is not None:
             hosts, parts = failing, 2
             continue
-        smaller = yield from _find_failing_complement(hosts, groups) if parts > 2 else _nothing()
+        # With two halves, the complement of one is the other, which was already tested.
+        smaller = (yield from _find_failing_complement(hosts, groups)) if parts > 2 else None
         if smaller is not None:
             hosts, parts = smaller, max(parts - 1, 2)
         elif parts >= len(hosts):
@@ -117,12 +118,6 @@ def _find_failing_complement(hosts: Group, groups: Sequence[Group]) -> Generator
         if (yield [complement]) == [False]:
             return complement
     return None
-
-
-def _nothing() -> Generator[list[Group], list[bool], None]:
-    """Request no run: with two halves, the complement of one is the other, which was already tested."""
-    return
-    yield
 
 
 def _find_culprits(found: Group, hosts: Group) -> Generator[list[Group], list[bool], Group]:

@@ -114,10 +114,6 @@ class Inspector:
         seconds = wall_clock() - self._began_at
         return Inspection(tuple(self._hosts()), tuple(facts), tuple(findings), failures, seconds, tuple(claimed))
 
-    @property
-    def _asks_for_gpus(self) -> bool:
-        return self.job.wants_gpus
-
     def _hosts(self) -> list[Host]:
         return [self._session.hosts[index] for index in self._facts]
 
@@ -130,7 +126,7 @@ class Inspector:
         session, job = self._session, self.job
         script = job.program.target if job.program.kind is ProgramKind.SCRIPT else None
         wanted: dict[str, Any] = {
-            "facts": True, "gpus": self._asks_for_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
+            "facts": True, "gpus": job.wants_gpus, "pythons": list(self._pythons), "workdir": job.workdir,
             "script": script, "checks": self._with_checks, "setup": setup_order(job), "plain": job.start == "plain",
             "warm": bool(self._warm_hosts),
             "packages": self._with_checks or job.tree is not None, "code": self._find_code(),

@@ -8,7 +8,7 @@ kept it from starting, then becomes an Ending, by which `policy` decides.
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.clock import wall_clock
@@ -45,8 +45,13 @@ class Judge:
     stopped_at: float | None = None  # wall-clock: what ends later was stopped by `launch`
 
     def failures(self) -> list[Failure]:
-        """Return what has failed so far."""
-        return find_failures(self.session, self.plan, self.outputs, self.stopped_at)
+        """Return what has failed so far, on all nodes."""
+        found = [failure for node in self._nodes() for failure in node.failures()]
+        return found if self.stopped_at is None else [_mark(failure, self.stopped_at) for failure in found]
+
+    def _nodes(self) -> Iterator[_Node]:
+        for index, node in enumerate(self.plan.nodes):
+            yield _Node(index, node, self.session.states[index], self.outputs[index], self.session)
 
     def has_final(self) -> bool:
         """Return whether there is a failure that is not the consequence of another one."""
@@ -84,7 +89,8 @@ class Judge:
 
     def _find_cause(self, failures: Sequence[Failure], told: Failure | None) -> Cause | None:
         ranks = range(self.plan.world_size if self.knows_all_ranks else 0)
-        succeeded = find_successes(self.session, self.plan, self.outputs)
+        # If all others only lost a rank, one of those that exited with 0 is the cause.
+        succeeded = [success for node in self._nodes() for success in node.successes()]
         return find_cause(failures, ranks, succeeded=succeeded, told=told)
 
     def find_failed(self, cause: Cause) -> tuple[Failure, ...]:
@@ -98,25 +104,6 @@ class Judge:
 
 def _is_terminated(failure: Failure) -> bool:
     return failure.is_terminated or failure.text == messages.TERMINATED
-
-
-def find_failures(
-    session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput], stopped_at: float | None
-) -> list[Failure]:
-    """Return the failures of all nodes; stopped_at: when the stop was sent (wall-clock)."""
-    found = []
-    for index, node in enumerate(plan.nodes):
-        found += _Node(index, node, session.states[index], outputs[index], session).failures()
-    return found if stopped_at is None else [_mark(failure, stopped_at) for failure in found]
-
-
-def find_successes(session: Session, plan: LaunchPlan, outputs: Sequence[NodeOutput]) -> list[Failure]:
-    """Return the ranks that exited with 0: if all others only lost a rank, one of these is the cause."""
-    return [
-        success
-        for index, node in enumerate(plan.nodes)
-        for success in _Node(index, node, session.states[index], outputs[index], session).successes()
-    ]
 
 
 def _mark(failure: Failure, stopped_at: float) -> Failure:

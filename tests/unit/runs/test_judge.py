@@ -18,7 +18,7 @@ from launcher.job.plan import LaunchPlan, NodePlan
 from launcher.node import messages
 from launcher.output.lines import STDERR
 from launcher.output.node_output import NodeOutput
-from launcher.runs.judge import LOST_HOST_SLACK_S, find_failures, find_lost_host_wait, find_successes
+from launcher.runs.judge import LOST_HOST_SLACK_S, Judge, find_lost_host_wait
 from launcher.runs.report import cause_block
 from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
@@ -37,7 +37,7 @@ def fail(said: str, *seen: int):
             0, messages.EXIT, {"age_s": 0.1, "was_stopping": False, "code": None, "signal": None}, 100.0
         )
     state.ended = Event(0, messages.ENDED, {"code": 1, "signal": None}, 101.0)
-    return find_failures(fake_session(state), PLAN, [output], None)
+    return Judge(fake_session(state), PLAN, [output], True, 0.0).failures()
 
 
 def fake_session(state: NodeState) -> Fake:
@@ -55,7 +55,7 @@ def test_a_message_that_took_long_does_not_change_the_order_of_a_hosts_exits() -
     for local_rank, (code, at, age_s) in {1: (42, 100.3, 0.01), 0: (43, 100.3, 0.25)}.items():
         fields = {"age_s": age_s, "was_stopping": False, "code": code, "signal": None}
         state.exits[local_rank] = Event(0, messages.EXIT, fields, at)
-    failures = find_failures(fake_session(state), PLAN, [output], None)
+    failures = Judge(fake_session(state), PLAN, [output], True, 0.0).failures()
     cause = find_cause(failures)
     assert cause is not None
     assert (cause.failure.code, cause.failure.at) == (42, pytest.approx(100.05))
@@ -67,7 +67,7 @@ def test_whether_a_rank_ended_after_the_stop_is_for_its_host_to_say(at: float, *
     state, output = NodeState("gpu2", started={0, 1}), NodeOutput("gpu2", None, None)
     fields = {"age_s": 0.0, "was_stopping": was_stopping, "code": None, "signal": 15}
     state.exits[0] = Event(0, messages.EXIT, fields, at)
-    (failure,) = find_failures(fake_session(state), PLAN, [output], 100.0)
+    (failure,) = Judge(fake_session(state), PLAN, [output], True, 0.0, 100.0).failures()
     assert failure.after_stop is was_stopping
 
 
@@ -110,8 +110,8 @@ def block(*ends, stopped_s=STOP_S):
         }
         states[node].take(Event(node, messages.EXIT, fields, now + at_s))
     session = Fake(states=states, is_slurm_step=False)
-    failures = find_failures(session, FOUR_RANKS, outputs, now + stopped_s)
-    cause = find_cause(failures, range(4), succeeded=find_successes(session, FOUR_RANKS, outputs))
+    judge = Judge(session, FOUR_RANKS, outputs, knows_all_ranks=True, planned_at=now, stopped_at=now + stopped_s)
+    failures, cause = judge.failures(), judge.cause()
     text = "\n".join(line.text for line in cause_block(cause, failures, 4, Path("log")))
     return re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", text).splitlines()
 
