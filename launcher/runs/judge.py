@@ -286,16 +286,20 @@ def _are_all(suspects: Collection[str], hosts: Collection[str]) -> bool:
     return len(hosts) > 1 and set(suspects) >= set(hosts)
 
 
-def find_incidents(cause: Cause | None, refusal: LauncherError | None, ending: Ending | None) -> dict[str, Incident]:
+def find_incidents(
+    cause: Cause | None, refusal: LauncherError | None, ending: Ending | None, *, has_one_other: bool = False
+) -> dict[str, Incident]:
     """Return, for each host that is to blame for the end of an attempt, what went wrong with it.
 
-    ending: None if the attempt succeeded. A host is not to blame for what the user's program does.
+    ending: None if the attempt succeeded. A host is not to blame for what the user's program does. has_one_other:
+    the run is on this machine and one other host; if that is lost, nobody knows whose network failed.
     """
-    if ending is None or ending.outcome is not Outcome.HOST:
+    kind = cause.failure.kind if cause is not None else None
+    is_cut = kind is FailureKind.CONNECTION or isinstance(refusal, HostsUnreachable)
+    if ending is None or ending.outcome is not Outcome.HOST or (is_cut and has_one_other):
         return {}
-    is_lost = cause is not None and cause.failure.kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR)
-    what: Incident = "lost" if is_lost or isinstance(refusal, HostsUnreachable) else "had a broken GPU"
-    return dict.fromkeys(ending.suspects, "failed its checks" if isinstance(refusal, ChecksFailed) else what)
+    what: Incident = "lost" if is_cut or kind is FailureKind.SUPERVISOR else "had a broken GPU"
+    return dict.fromkeys(ending.suspects, what if refusal is None or is_cut else "failed its checks")
 
 
 def _find_outcome(result: Result) -> tuple[Outcome, tuple[str, ...]]:

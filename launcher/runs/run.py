@@ -428,6 +428,8 @@ class Run:
         self, began_at: float, result: Result, refusal: LauncherError | None, ending: Ending | None,
         decision: Restart | Stop | None,
     ) -> None:  # fmt: skip
+        others = [host for host in self._hosts.hosts if host.name not in self._carried.here]
+        has_one_other = len(others) == 1 < len(self._hosts.hosts)
         self._attempts.append(
             EndedAttempt(
                 hosts=tuple(host.name for host in self._hosts.hosts),
@@ -440,7 +442,7 @@ class Run:
                 progress=ending is not None and ending.has_progress,
                 then=None if decision is None else decision.why,
                 restarts=self._count_restarts(follows=not isinstance(decision, Stop)),
-                blamed=find_incidents(result.cause, refusal, ending),
+                blamed=find_incidents(result.cause, refusal, ending, has_one_other=has_one_other),
                 result=result.describe(),
             )
         )

@@ -155,3 +155,12 @@ def test_a_host_that_is_this_machine_can_t_be_lost_with_the_others():
 def test_what_a_host_is_blamed_for(cause: Cause | None, refusal: LauncherError | None, what: str) -> None:
     assert find_incidents(cause, refusal, Ending(Outcome.HOST, ("gpu2",))) == {"gpu2": what}
     assert find_incidents(cause, refusal, Ending(Outcome.ERROR, ("gpu2",))) == {}
+
+
+def test_of_two_hosts_nobody_knows_whose_network_failed() -> None:
+    ending = Ending(Outcome.HOST, ("gpu2",))
+    cut, killed = (
+        find_cause([replace(RANK, kind=kind, code=None)]) for kind in (FailureKind.CONNECTION, FailureKind.SUPERVISOR)
+    )
+    for cause, refusal, incidents in ((cut, None, {}), (None, lost("gpu2"), {}), (killed, None, {"gpu2": "lost"})):
+        assert find_incidents(cause, refusal, ending, has_one_other=True) == incidents
