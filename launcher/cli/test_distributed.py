@@ -44,7 +44,7 @@ from launcher.job.variables import forwarded
 from launcher.output.console import dated
 from launcher.preflight import load
 from launcher.preflight.findings import NOTE, PROBLEM
-from launcher.runs.culprits import SHORT, CulpritSearch, NoVerdictError
+from launcher.runs.culprits import SHORT, NoVerdictError, find_culprits
 from launcher.runs.result import Result
 from launcher.runs.run_request import Opener
 from launcher.session.signals import Interrupted
@@ -135,9 +135,9 @@ def print_culprits(
 ) -> None:
     """Run on ever fewer hosts, print how each run ended and then the verdict; exit at a signal."""
     tell(f"test-distributed: looking for the failing hosts; logs in {folder}")
-    search = CulpritSearch(lambda group: make_job(group, *SHORT), hosts, open_transport, folder, _tell_test)
+    search = find_culprits(lambda group: make_job(group, *SHORT), hosts, open_transport, folder, _tell_test)
     try:
-        verdict = asyncio.run(search.find())
+        verdict = asyncio.run(search)
     except Interrupted as stop:
         tell("test-distributed: stopped, no verdict")
         raise click.exceptions.Exit(EXIT_SIGNAL_BASE + stop.number) from None

@@ -21,7 +21,7 @@ from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 from launcher.output.console import Console
-from launcher.output.run_folder import RunRecord, create_record
+from launcher.output.run_folder import create_record
 from launcher.runs.bisection import Group, Verdict, search_culprits
 from launcher.runs.report import describe_cause
 from launcher.runs.run import Run
@@ -46,45 +46,33 @@ class NoVerdictError(Exception):
     """The search has ended without a result, for a reason that no host is to blame for."""
 
 
-class CulpritSearch:
-    """Runs on ever fewer hosts.
+async def find_culprits(
+    make_job: Callable[[Group], Job], hosts: Sequence[Host], open_transport: Opener, folder: Path,
+    on_tested: OnTested, *, with_checks: bool = True, shares: bool = False, limit_s: float = math.inf,
+) -> Verdict:  # fmt: skip
+    """Search with runs on ever fewer hosts; raise Interrupted for a signal, and NoVerdictError.
 
     on_tested: gets, for each run, which hosts it had and why it failed; empty if it passed. Signals end the search once
-    the runs that have begun are over.
+    the runs that have begun are over. shares: GPUs that another run, for which this one searches, has claimed; limit_s:
+    after it no run begins.
     """
+    by_name = {host.name: host for host in hosts}
+    options = RunOptions(with_checks=with_checks, shares=shares)
 
-    def __init__(
-        self, make_job: Callable[[Group], Job], hosts: Sequence[Host], open_transport: Opener, folder: Path,
-        on_tested: OnTested, *, with_checks: bool = True, shares: bool = False,
-        limit_s: float = math.inf,
-    ) -> None:  # fmt: skip
-        """shares: GPUs that another run, for which this one searches, has claimed; limit_s: after it no run begins."""
-        self._make_job = make_job
-        self._hosts = {host.name: host for host in hosts}
-        self._open_transport = open_transport
-        self._folder = folder
-        self._on_tested = on_tested
-        self._options = RunOptions(with_checks=with_checks, shares=shares)
-        self._deadline = time.monotonic() + limit_s
-
-    async def find(self) -> Verdict:
-        """Return what was found; raise Interrupted for a signal, and NoVerdictError."""
-        return await search(list(self._hosts), self._run_group, self._on_tested, self._deadline)
-
-    async def _run_group(self, group: Group) -> str:
+    async def run_group(group: Group) -> str:
         """Return why the group fails; empty if it passes."""
-        members = [self._hosts[name] for name in group]
-        job = self._make_job(group)
-        job = replace(job, rendezvous_timeout_s=RENDEZVOUS_S)  # whose ranks wait for others that long
+        job = replace(make_job(group), rendezvous_timeout_s=RENDEZVOUS_S)  # whose ranks wait for others that long
         job = replace(job, timeouts=replace(job.timeouts, stop_timeout_s=STOP_S))
         try:
-            record = await call_in_thread(self._create_record, DISK_S)
-            request = RunRequest(job, members, self._open_transport, record, Console((), None), self._options)
+            create = partial(create_record, folder, datetime.now(), lambda path, error: None)
+            record = await call_in_thread(create, DISK_S)
+            members = [by_name[name] for name in group]
+            request = RunRequest(job, members, open_transport, record, Console((), None), options)
             result = await Run(request).execute()
         except (HostsUnreachable, ChecksFailed) as error:
             return error.message.partition("\n")[0]
         except asyncio.TimeoutError:
-            raise NoVerdictError(f"the disk of {self._folder} does not respond") from None
+            raise NoVerdictError(f"the disk of {folder} does not respond") from None
         except (LauncherError, OSError, RuntimeError) as error:  # of this machine, such as no more threads
             raise NoVerdictError(str(error).partition("\n")[0]) from None
         if result.interrupted_by is not None:
@@ -93,8 +81,7 @@ class CulpritSearch:
             raise NoVerdictError("the network of this machine failed")
         return describe_cause(result.cause) if result.cause else ""
 
-    def _create_record(self) -> RunRecord:
-        return create_record(self._folder, datetime.now(), lambda path, error: None)
+    return await search(list(by_name), run_group, on_tested, time.monotonic() + limit_s)
 
 
 async def search(hosts: Sequence[str], run_group: RunGroup, on_tested: OnTested, deadline: float = math.inf) -> Verdict:
@@ -157,20 +144,15 @@ async def find_between_attempts(request: RunRequest, hosts: Sequence[Host]) -> V
     console, folder = request.console, request.record.folder / "bisection"
     where = f"logs in {request.record.show(folder)}"
     console.say(f"launch: searching for the host to blame: tests of groups, up to {span(SEARCH_S)}, {where}")
-    searching = CulpritSearch(
-        make_job,
-        hosts,
-        request.open_transport,
-        folder,
-        say_failure,
-        with_checks=request.options.with_checks,
-        shares=True,
+    with_checks = request.options.with_checks
+    searching = find_culprits(
+        make_job, hosts, request.open_transport, folder, say_failure, with_checks=with_checks, shares=True,
         limit_s=SEARCH_S,
-    )
+    )  # fmt: skip
     say_stop = partial(console.say, "launch: stopping the tests")
     try:
         with catch_signals(dict.fromkeys(SIGNALS, say_stop)):
-            verdict = await searching.find()
+            verdict = await searching
     except NoVerdictError as error:
         console.say(f"launch: the search has found nothing: {error}")
         return None

@@ -24,7 +24,7 @@ from launcher.output.run_folder import create_record
 from launcher.runs import attempt, hangs, policy, state_keeper
 from launcher.runs import run as run_module
 from launcher.runs.bisection import Group, Verdict
-from launcher.runs.culprits import CulpritSearch
+from launcher.runs.culprits import find_culprits
 from launcher.runs.result import Result
 from launcher.runs.run import Run
 from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
@@ -349,9 +349,9 @@ def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
 
     async def search(hosts: Sequence[Host]) -> Verdict:
         folder = tmp_path / "bisection"
-        return await CulpritSearch(
+        return await find_culprits(
             make_job, hosts, lambda hosts, say: LocalTransport(), folder, lambda *test: tested.append(test)
-        ).find()
+        )
 
     script = HANGS.replace("= 1", "= 2")
     done = run(
