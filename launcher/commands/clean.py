@@ -220,7 +220,7 @@ def cleaning_lines(done: CodeCleaning, *, is_dry: bool) -> list[str]:
     runs, freed = sum(answer["runs"] for answer in removed), sum(answer["bytes"] for answer in removed)
     verb = "would remove" if is_dry else "removed"
     where = count(len(removed), "host")
-    lines = [f"launch: {verb} the code of {count(runs, 'run')} on {where}, {size(freed)} with what is kept by hash"]
+    lines = [f"launch: {verb} the code of {count(runs, 'run')} on {where}, {size(freed)}"]
     for host, answer in done.answers.items():
         lines += [f"  {host}: {answer['text']}"] if "text" in answer else []
         lines += [f"  {host}: kept {path}, where files are that were not sent" for path in answer.get("left", ())]

@@ -1,18 +1,17 @@
 """The contents of a tree's files, and the pieces in which they are sent.
 
-Small files are as they were listed, others come from the directory or this machine's store.
+Small files are as they were listed, others come from the directory or what this machine keeps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 from launcher.concurrency import call_in_thread
 from launcher.errors import UsageError
@@ -20,7 +19,6 @@ from launcher.escapes import one_line
 from launcher.job.tree import Tree
 from launcher.node.code import folders
 from launcher.node.code.listing import Entry, hash_file
-from launcher.node.code.store import Store, find_base
 from launcher.node.messages import PIECE, PIECE_BYTES, encode
 
 # The controller of a detached run reads what was sent to its host, where it may be removed before that is held.
@@ -28,34 +26,31 @@ CHANGED_FIX = "try again when nothing writes to it and no launch clean --code ru
 _MOST_CHARACTERS = 200  # of a path in a message
 _SAMPLE_BYTES = 64 << 10
 _WORTH_IT = 0.9  # of its size, to which a sample must shrink
-_KEPT_BYTES = 16 << 20
-_MOST_OPEN = 32
+_MOST_KEPT = 16  # pieces
 _LEVEL = 1  # a higher one is slower than most networks
 
 
 class Contents:
-    """Opens the file of an entry, if a file with its hash is anywhere on this machine."""
+    """Finds the content of an entry, if a file with its hash is anywhere on this machine."""
 
     def __init__(self, tree: Tree, variables: Mapping[str, str]) -> None:
         """variables: of this process; they tell where this machine keeps code."""
-        self._store = Store(find_base(variables))
+        self._base = folders.find_base(variables)
         self._roots = [tree.root]
         if not tree.kept:  # for a controller, to which the code was sent before
             self._roots += self._hold(tree)
         self._kept = tree.kept
 
-    def open(self, entry: Entry) -> BinaryIO:
-        """Return the file; raise UsageError if it is not as it was listed, and no small one."""
+    def find(self, entry: Entry) -> bytes | str:
+        """Return the content of a small file, else the path of a file that has it now.
+
+        Raise UsageError if it is not as it was listed, and no small one.
+        """
         if (content := self._kept.get(entry.content)) is not None:
-            return io.BytesIO(content)
-        paths = [f"{root}/{entry.path}" for root in self._roots]
-        for path in (*paths, self._store.path_of(entry.content)):
-            file = _open_regular(path)
-            if file is None:
-                continue
-            if _has_hash(file, entry):
-                return file
-            file.close()
+            return content
+        for path in (*(f"{root}/{entry.path}" for root in self._roots), path_of(self._base, entry.content)):
+            if _has_hash(path, entry):
+                return path
         path = one_line(entry.path, _MOST_CHARACTERS)
         raise UsageError(f"{path} has changed or was removed since launch listed it", CHANGED_FIX)
 
@@ -65,22 +60,25 @@ class Contents:
         `launch clean --code` may remove everything else during the run, and a restart needs the files.
         """
         try:
-            held = folders.hold(self._store, tree.folder_name, tree.listing)
+            held = folders.hold(self._base, tree.folder_name, tree.listing)
         except OSError:  # there is a file in place of the directory, or a disk is gone
             held = None
         return [held.root] if held is not None else []
 
 
-def _open_regular(path: str) -> BinaryIO | None:
-    with contextlib.suppress(OSError):
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
-    return None
+def path_of(base: str, content: str) -> str:
+    """Return where the launch host keeps a file of its runs; base: of `find_base`, content: its hash."""
+    return f"{base}/content/{content[:2]}/{content[2:]}"
 
 
-def _has_hash(file: BinaryIO, entry: Entry) -> bool:
-    with contextlib.suppress(OSError):
+def _has_hash(path: str, entry: Entry) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb", opener=_open) as file:
         return hash_file(file.fileno(), entry.size) == entry.content
     return False
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------
@@ -117,17 +115,16 @@ def cut(wanted: Iterable[int], entries: Sequence[Entry]) -> Iterator[Parts]:
 class Pieces:
     """Reads and compresses each piece of a tree once, for all the nodes that want it at about the same time.
 
-    However many nodes there are and however far apart they get, about _KEPT_BYTES of pieces are kept besides those on
-    their way, and _MOST_OPEN large files are open. For a node that is further behind, its pieces are made again.
+    However many nodes there are and however far apart they get, _MOST_KEPT pieces are kept besides those on their way.
+    For a node that is further behind, its pieces are made again.
     """
 
-    def __init__(self, entries: Sequence[Entry], open_file: Callable[[Entry], BinaryIO]) -> None:
-        """open_file: returns a file that is as it was listed."""
+    def __init__(self, entries: Sequence[Entry], find: Callable[[Entry], bytes | str]) -> None:
+        """find: returns a content, or the path of a file that is as it was listed."""
         self._entries = entries
-        self._open_file = open_file
-        self._open: dict[int, BinaryIO] = {}  # large files, by their place in the listing
+        self._find = find
+        self._found: dict[int, bytes | str] = {}  # by the place in the listing: to find a file hashes all of it
         self._kept: dict[Parts, Piece] = {}  # the one that was used last is at the end
-        self._kept_bytes = 0
         self._making = asyncio.Lock()
 
     async def get(self, parts: Parts) -> Piece:
@@ -136,16 +133,10 @@ class Pieces:
             piece = self._kept.pop(parts, None)
             if piece is None:
                 piece = await call_in_thread(lambda: self._make(parts))
-                self._kept_bytes += len(piece.message)
             self._kept[parts] = piece
-            while self._kept_bytes > _KEPT_BYTES:
-                self._kept_bytes -= len(self._kept.pop(next(iter(self._kept))).message)
+            if len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
         return piece
-
-    def close(self) -> None:
-        """Close all files."""
-        for file in [*self._open.values()]:  # a thread may be reading from one
-            file.close()
 
     def _make(self, parts: Parts) -> Piece:
         content = b"".join(self._read(*part) for part in parts)
@@ -157,14 +148,11 @@ class Pieces:
 
     def _read(self, index: int, begin: int, end: int) -> bytes:
         """Read a part; a file that became shorter is filled up, and so has another hash."""
-        entry = self._entries[index]
-        file = self._open.pop(index, None) or self._open_file(entry)
-        file.seek(begin)
-        data = file.read(end - begin).ljust(end - begin, b"\0")
-        if entry.size > PIECE_BYTES:  # others want the rest of it; to open it hashes all of it
-            self._open[index] = file
-            if len(self._open) > _MOST_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-        else:
-            file.close()
-        return data
+        if index not in self._found:
+            self._found[index] = self._find(self._entries[index])
+        found, data = self._found[index], b""
+        if isinstance(found, bytes):
+            return found[begin:end]
+        with contextlib.suppress(OSError), open(found, "rb", opener=_open) as file:
+            data = os.pread(file.fileno(), end - begin, begin)
+        return data.ljust(end - begin, b"\0")

@@ -73,7 +73,8 @@ class Delivery:
         self._contents = contents
         self._nodes = [_Node() for _ in session.states]
         self._streams: list[asyncio.Task[None]] = []
-        self._pieces: list[Pieces] = []  # the last one is in use
+        self._entries = listing.decode(tree.listing)
+        self._pieces = Pieces(self._entries, contents.find)
         self._plans: dict[bytes, tuple[list[int], list[Parts]]] = {}  # by what a node lacks
         self._lacking: set[int] = set()
         self._sent_bytes = 0
@@ -99,8 +100,6 @@ class Delivery:
                 self._session.doing = ""
                 for stream in self._streams:
                     stream.cancel()
-                for pieces in self._pieces:
-                    pieces.close()
         return self._conclude()
 
     # ---- what the nodes say -------------------------------------------------------------------------------------
@@ -135,16 +134,12 @@ class Delivery:
     def _listing(self) -> bytes:
         return zlib.compress(self._tree.listing)
 
-    @cached_property
-    def _entries(self) -> list[listing.Entry]:
-        return listing.decode(self._tree.listing)
-
     async def _send_files(self, index: int, bits: bytes) -> None:
         """Send a node what it lacks, as fast as it takes that."""
         node = self._nodes[index]
-        if node.has_asked or not self._pieces:  # what came was damaged, perhaps already here: files are read again
-            self._pieces.append(Pieces(self._entries, self._contents.open))
-        pieces = self._pieces[-1]
+        if node.has_asked:  # what came was damaged, perhaps already here: files are read again
+            self._pieces = Pieces(self._entries, self._contents.find)
+        pieces = self._pieces
         node.has_asked = True
         if bits not in self._plans:
             wanted = find_wanted(bits, self._entries)
@@ -176,7 +171,7 @@ class Delivery:
             name, answer = self._session.hosts[index].name, self._nodes[index].answer
             if answer is None or self._is_lost(index):
                 continue
-            problem = _find_problem(self._tree, name, answer)
+            problem = _find_problem(name, answer)
             if problem is not None:
                 findings.append(problem)
             else:
@@ -203,8 +198,8 @@ def find_wanted(bits: bytes, entries: Sequence[listing.Entry]) -> list[int]:
 # ---- what follows from the last words of the nodes -------------------------------------------------------------------
 
 
-def _find_problem(tree: Tree, host: str, answer: Event) -> Finding | None:
-    """Return what is wrong with the code of a host; None if it has proved that it has this tree.
+def _find_problem(host: str, answer: Event) -> Finding | None:
+    """Return what is wrong with the code of a host; None if it has hashed each file, and they are those of the tree.
 
     answer: its last word.
     """
@@ -212,10 +207,9 @@ def _find_problem(tree: Tree, host: str, answer: Event) -> Finding | None:
     if answer.kind == messages.UNPLACED:
         fix = f"free space there, or {_CACHE_FIX}" if fields["is_full"] else _CACHE_FIX
         return Finding((host,), fields["text"], fix if fields["is_disk"] else "")
-    if fields["hash"] == tree.hash and fields["path"]:
-        return None
-    names = _name_some(fields["wrong"], fields["wrong_count"])
-    return Finding((host,), f"its copy of {names} differs" if names else f"its code isn't {tree.name}", _DISK_FIX)
+    if fields["wrong"]:
+        return Finding((host,), f"its copy of {_name_some(fields['wrong'])} differs", _DISK_FIX)
+    return None
 
 
 def _find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
@@ -235,9 +229,6 @@ def _find_warnings(tree: Tree, host: str, answer: Event) -> Iterator[Finding]:
             yield Finding((host,), text, f"for another directory, pass --link {link.name}=DIR", WARNING)
 
 
-def _name_some(paths: Sequence[str], total: int = 0) -> str:
-    """Return `a.py, b.py and c.py`, or `a.py, b.py, c.py and 7 more`; total: if not all are among these."""
-    if not paths:
-        return ""
-    more = max(total, len(paths)) - _MOST_NAMES
-    return listed([*paths[:_MOST_NAMES], *([f"{more} more"] if more > 0 else [])])
+def _name_some(paths: Sequence[str]) -> str:
+    """Return `a.py, b.py and c.py`, or `a.py, b.py, c.py and more`."""
+    return listed([*paths[:_MOST_NAMES], *(["more"] if len(paths) > _MOST_NAMES else [])])

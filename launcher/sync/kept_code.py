@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +12,12 @@ from pathlib import Path
 from launcher.errors import LauncherError, UsageError
 from launcher.escapes import listed_names
 from launcher.job.tree import Tree
-from launcher.node.code.listing import LINK, PROGRAM, Entry, decode, hash_file, hash_listing
-from launcher.node.code.store import Store, find_base
-from launcher.node.messages import PIECE_BYTES
+from launcher.node.code.folders import copy_file, find_base, make_base, write_file
+from launcher.node.code.listing import LINK, Entry, decode, hash_file, hash_listing
 from launcher.private_files import make_private
-from launcher.sync.contents import Contents
+from launcher.sync.contents import Contents, path_of
+
+_KEPT_S = 30 * 86400.0  # after the last run that has sent it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +56,32 @@ def keep_contents(tree: Tree, variables: Mapping[str, str]) -> None:
 
     A file that has changed since it was listed is not kept. variables: of this process.
     """
-    store, contents = Store(find_base(variables)), Contents(tree, variables)
-    store.make()
-    store.prune()
+    base, contents = find_base(variables), Contents(tree, variables)
+    make_base(base, "content")
+    _remove_older(base, time.time() - _KEPT_S)
     for entry in decode(tree.listing):
+        path = Path(path_of(base, entry.content))
         if entry.kind == LINK:
             continue
-        if store.has(entry):
-            os.utime(store.path_of(entry.content))  # it is in use
+        if path.is_file() and path.stat().st_size == entry.size:
+            os.utime(path)  # it is in use
             continue
         try:
-            file = contents.open(entry)
+            found = contents.find(entry)
         except UsageError:
             continue
-        arrival = store.receive(entry.content)
-        try:
-            with file:
-                while data := file.read(PIECE_BYTES):
-                    arrival.write(data)
-        except BaseException:
-            arrival.abandon()
-            raise
-        arrival.finish()
+        make_base(base, f"content/{path.parent.name}")
+        fresh = f"{path}.{os.urandom(8).hex()}"
+        if write_file(fresh, entry, [found]) if isinstance(found, bytes) else copy_file(found, entry, fresh):
+            Path(fresh).rename(path)
+
+
+def _remove_older(base: str, limit: float) -> None:
+    """Remove what no run has used for long, and what was never whole."""
+    for path in Path(base, "content").glob("*/*"):
+        with contextlib.suppress(OSError):  # another process was faster
+            if path.stat().st_mtime < limit:
+                path.unlink()
 
 
 def refuse_lacking(kept: KeptTree, tree: Tree, run_id: str, variables: Mapping[str, str]) -> None:
@@ -83,7 +90,7 @@ def refuse_lacking(kept: KeptTree, tree: Tree, run_id: str, variables: Mapping[s
     for entry in kept.entries:
         if entry.kind != LINK:
             try:
-                contents.open(entry).close()
+                contents.find(entry)
             except UsageError:
                 lacking.append(entry.path)
     if lacking:
@@ -96,7 +103,7 @@ def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> li
 
     Raise OSError if it can't be written.
     """
-    store, lacking = Store(find_base(variables)), []
+    base, lacking = find_base(variables), []
     folder.mkdir(mode=0o700)
     for entry in kept.entries:
         path = folder / entry.path
@@ -104,7 +111,7 @@ def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> li
             make_private(path.parent, folder, exist_ok=True)
         if entry.kind == LINK:
             continue
-        if not store.copy(entry, str(path), 0o755 if entry.kind == PROGRAM else 0o644):
+        if not copy_file(path_of(base, entry.content), entry, str(path)):
             lacking.append(entry.path)
     for entry in kept.entries:  # last, so that nothing is written through one
         if entry.kind == LINK:

@@ -58,8 +58,7 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
     root = Path(answer["path"])
     assert root == cache / "launch" / "trees" / f"test-{code.hash[:7]}" / "proj"
     assert answer | {"path": ""} == {
-        "type": "placed", "path": "", "hash": code.hash, "wrong": [], "wrong_count": 0,
-        "repaired": [], "empty": [], "moved": [],
+        "type": "placed", "path": "", "wrong": [], "repaired": [], "empty": [], "moved": [],
     }  # fmt: skip
     assert read(root) == code.files
     assert [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o100] == ["run.sh"]
@@ -104,7 +103,7 @@ def test_a_living_run_and_one_that_wrote_into_its_directory_keep_it(start: Any) 
     assert (kept[1] / "pkg" / "result.json").read_text() == "42"
 
 
-def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path, tmp_path: Path) -> None:
+def test_what_is_damaged_is_asked_for_again_and_told(start: Any, tmp_path: Path) -> None:
     code = Code(FILES)
     node = start()
     links = [["outputs", str(tmp_path / "outputs"), True]]
@@ -116,10 +115,6 @@ def test_what_is_damaged_is_asked_for_again_and_told(start: Any, cache: Path, tm
     (root / "pkg" / "model.py").symlink_to("/etc/hostname")
     node.stop()
     node.wait_until_gone()
-    for path in (cache / "launch" / "content").rglob("*"):
-        if path.is_file() and path.read_bytes() == FILES["train.py"]:
-            path.write_bytes(b"print(8)\n")  # as long as it was
-
     talk = Talk(start(), code, links=links)  # the next attempt of the same run
     assert talk.ask() == ["train.py"]
     talk.send("train.py")
@@ -141,10 +136,8 @@ def test_a_file_that_comes_with_another_content_is_never_kept(start: Any, cache:
         assert code.wanted(talk.request()) == ["train.py"]
     talk.send("train.py", damage=b"print(0)\n")
     answer = talk.answer()  # it is not wanted again
-    assert (answer["wrong"], answer["hash"] == code.hash) == (["train.py"], False)
-    kept = [path.read_bytes() for path in (cache / "launch" / "content").rglob("*") if path.is_file()]
-    assert b"print(0)\n" not in kept
-    assert not list((cache / "launch" / "arriving").iterdir())
+    assert answer["wrong"] == ["train.py"]
+    assert b"print(0)\n" not in read(cache).values()
 
 
 def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_path: Path) -> None:
@@ -177,9 +170,8 @@ def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_pat
     assert (live / "outputs" / "model.pt").exists() and (data / "corpus").exists()
 
 
-@pytest.mark.parametrize("path", ["../out", "/etc/x", "a//b", "a/./b", "nul\0"])
-def test_a_listing_with_a_place_outside_is_refused(start: Any, cache: Path, path: str) -> None:
-    code = Code({path: b"x"})
+def test_a_listing_with_a_place_outside_is_refused(start: Any, cache: Path) -> None:
+    code = Code({"../out": b"x"})
     talk = Talk(start(), code)
     talk.request()
     talk.node.send(messages.LISTING, zlib.compress(code.listing))
@@ -198,43 +190,30 @@ def test_a_cache_that_can_t_be_written_is_named(start: Any, cache: Path) -> None
 
 def test_every_level_is_this_user_s_alone(start: Any, cache: Path) -> None:
     """Also where an earlier version followed a umask of 002: another user could replace the code after its proof."""
-    levels = [cache / "launch", *(cache / "launch" / name for name in ("trees", "content", "arriving"))]
+    levels = [cache / "launch", cache / "launch" / "trees"]
     cache.mkdir()
     for level in levels:
         level.mkdir()
         level.chmod(0o775)
     root = Talk(start(), Code(FILES)).deliver()
-    assert [oct(path.stat().st_mode & 0o777) for path in (*levels, root.parent, root)] == ["0o700"] * 6
+    assert [oct(path.stat().st_mode & 0o777) for path in (*levels, root.parent, root)] == ["0o700"] * 4
 
 
 @needs_root
-@pytest.mark.parametrize("level", ["", "launch", "launch/trees", "launch/content"])
-def test_a_level_of_another_user_is_refused(start: Any, cache: Path, level: str) -> None:
-    (cache / "launch").mkdir(parents=True)
-    (cache / level).mkdir(exist_ok=True)
-    os.chown(cache / level, NOBODY, -1)
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_a_level_of_another_user_is_refused(start: Any, cache: Path, is_dry: bool) -> None:
+    """Nor is anything read there: who opens a FIFO waits without end."""
+    level = cache / "launch" / "trees"
+    (level / "run").mkdir(parents=True)
+    os.mkfifo(level / "run" / "listing")
+    os.chown(level, NOBODY, -1)
     node = start()
-    node.prepare(tree=Code(FILES).fields())
+    node.prepare(tree=Code(FILES).fields(**({"is_prune": True, "is_dry": True} if is_dry else {})))
     answer = node.wait_for(messages.UNPLACED)
-    where = str(cache / level).rstrip("/")
     assert answer["text"] == (
-        f"can't keep the code in {where}: it belongs to user nobody, who could replace what is there"
+        f"can't keep the code in {level}: it belongs to user nobody, who could replace what is there"
     )
     assert (answer["is_disk"], answer["is_full"]) == (True, False)
-
-
-@needs_root
-def test_nothing_is_read_where_another_user_could_write(start: Any, cache: Path) -> None:
-    """Who opens a FIFO there waits without end."""
-    code = Code(FILES)
-    fifo = cache / "launch" / "content" / code.hash[:2] / code.hash[2:]
-    fifo.parent.mkdir(parents=True)
-    os.mkfifo(fifo)
-    os.chown(cache / "launch", NOBODY, -1)
-    node = start()
-    node.prepare(tree=code.fields(is_prune=True, is_dry=True))
-    text = node.wait_for(messages.UNPLACED)["text"]
-    assert text.endswith("launch: it belongs to user nobody, who could replace what is there")
 
 
 @needs_root
@@ -310,7 +289,7 @@ def test_nothing_that_a_run_wrote_is_ever_lost(start: Any, tmp_path: Path, is_be
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     node.stop()
-    named = ["results", "results/metrics.csv"]
+    named = ["results"]
     if not is_behind_a_link:
         named = ["../outputs", "outputs/", "results/metrics.csv", "train.py/"]
     assert node.wait_for(messages.CENSUS)["written"] == named

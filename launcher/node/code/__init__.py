@@ -1,4 +1,4 @@
-"""The code of a run on a node: files that are kept by their hash, and a directory of copies for each run.
+"""The code of a run on a node: a directory for each run, with files that the launcher sends or earlier runs have.
 
-The launcher imports `listing`, `store` and `folders` too.
+The launcher imports `listing` and `folders` too.
 """

@@ -5,25 +5,24 @@ The supervisor forks it, and passes messages on between it and the launcher:
     launcher -> node    tree, within PREPARE; listing; piece ...
     node -> launcher    wanted; took ...; placed or unplaced
 
-A node wants the listing, and then contents, if it lacks them; it may want contents again that turn out to be damaged.
-Processes that share a cache directory may make the same tree at once: the first that is done gives it its place.
+A node wants the listing and contents that no directory of an earlier run has; it may want contents again that turn out
+to be damaged. Processes that share a cache directory may make the same tree at once: the first that is done gives it
+its place.
 """
 
 from __future__ import annotations
 
-import array
 import errno
 import fcntl
 import os
 import socket
-from typing import Any, Callable, Dict, Iterable, Mapping, NoReturn
+import zlib
+from typing import Any, Callable, Dict, Iterator, Mapping, NoReturn
 
 from launcher.node import kept_archives, messages
 from launcher.node.code import folders, listing, proof
-from launcher.node.code.folders import LOCK, Folder, read_name
+from launcher.node.code.folders import LOCK, Folder
 from launcher.node.code.listing import Entry
-from launcher.node.code.missing_pieces import Intake
-from launcher.node.code.store import Store, find_base
 from launcher.node.loading import in_time
 from launcher.node.loop import READABLE, WRITABLE, Loop
 from launcher.node.processes import workers
@@ -33,9 +32,9 @@ Header = Dict[str, Any]
 
 
 _ROUNDS = messages.MOST_WANTED - 1  # of asking for files and writing them, after the listing
-_MOST_LOCKS = 4
 _READ_BYTES = 1 << 18
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_ANSWERS = (messages.PLACED, messages.UNPLACED, messages.PRUNED)
 
 
 class GivenUpError(Exception):
@@ -44,117 +43,123 @@ class GivenUpError(Exception):
 
 def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[str, str]) -> NoReturn:
     """In a fork: do the work, answer, and exit; `wanted`: the launcher's `tree`."""
+    base = folders.find_base(env)
+    worker = Worker(sock, base, wanted, run)
     try:
-        intake = Intake(sock)
         try:
-            store = Store(find_base(env))
-            if os.path.lexists(store.base) or not wanted.get("is_dry"):
-                store.make()  # what is there may be another user's
+            if os.path.lexists(base) or not wanted.get("is_dry"):
+                folders.make_base(base)  # what is there may be another user's
             if wanted.get("is_prune"):
-                _prune(intake, store, is_dry=wanted["is_dry"])
+                worker.prune()
             else:
-                Worker(sock, intake, store, wanted, run).work()
+                worker.place()
         except EOFError:  # the supervisor is gone
             pass
         except OSError as error:
-            place = os.fsdecode(error.filename or find_base(env))
-            text = "can't keep the code in %s: %s" % (place, error.strerror)
-            intake.say(messages.UNPLACED, text=text, is_disk=True, is_full=error.errno in _FULL)
-        except GivenUpError as error:
-            intake.say(messages.UNPLACED, text=str(error), is_disk=False, is_full=False)
+            text = "can't keep the code in %s: %s" % (os.fsdecode(error.filename or base), error.strerror)
+            worker.say(messages.UNPLACED, text=text, is_disk=True, is_full=error.errno in _FULL)
         except Exception as error:  # noqa: BLE001 - whatever it is, the launcher waits for an answer
-            text = "it can't read what launch sent: %s" % error
-            intake.say(messages.UNPLACED, text=text, is_disk=False, is_full=False)
+            text = "%s" if isinstance(error, GivenUpError) else "it can't read what launch sent: %s"
+            worker.say(messages.UNPLACED, text=text % error, is_disk=False, is_full=False)
     finally:
         os._exit(0)
-
-
-def _prune(intake: Intake, store: Store, *, is_dry: bool) -> None:
-    """Remove all code that no living run needs, and answer what was removed and what is left."""
-    kept_bytes = store.measure()
-    runs, size, left = folders.prune(store, kept=0, is_dry=is_dry)
-    if not is_dry:
-        store.prune(0)
-        in_time(kept_archives.remove_all)
-    intake.say(messages.PRUNED, runs=runs, bytes=kept_bytes + size, left=left[: messages.MOST_NAMES])
 
 
 class Worker:
     """Puts one tree in its place, and answers."""
 
-    def __init__(self, sock: socket.socket, intake: Intake, store: Store, wanted: Header, run: str) -> None:
+    def __init__(self, sock: socket.socket, base: str, wanted: Header, run: str) -> None:
+        """base: the directory for code."""
         self._sock = sock
-        self._intake = intake
-        self._store = store
+        self._base = base
         self._wanted = wanted
         self._run = run
         self._listing = b""
         self._entries: list[Entry] = []
         self._made: dict[str, str] = {}  # directories of links by name
         self._moved: list[str] = []  # names of links to a directory below this node's home instead
+        self._decoder = messages.Decoder(max_header_bytes=1 << 30)
+        self._heard: list[tuple[Header, bytes]] = []
+        self._rest = memoryview(b"")  # of the last piece
 
-    def work(self) -> None:
+    def prune(self) -> None:
+        """Remove all code that no living run needs, and answer what was removed and what is left."""
+        is_dry = self._wanted["is_dry"]
+        runs, size, left = folders.prune(self._base, kept=0, is_dry=is_dry)
+        if not is_dry:
+            in_time(kept_archives.remove_all)
+        self.say(messages.PRUNED, runs=runs, bytes=size, left=left[: messages.MOST_NAMES])
+
+    def place(self) -> None:
         """Put the code in its place, answer, and remove what earlier runs have left."""
         links = self._find_targets()
-        place = folders.open_folder(self._store, self._run, self._wanted["hash"], self._wanted["name"])
-        if ":" in place.root:
-            raise GivenUpError("PYTHONPATH can't have %s: there is a colon in it" % place.root)
-        self._listing = self._intake.read_listing(self._store, self._wanted["hash"])
+        place = folders.open_folder(self._base, self._run, self._wanted["hash"], self._wanted["name"])
+        earlier = folders.find_folders(self._base)
+        self._listing = self._find_listing(earlier)
         self._entries = listing.decode(self._listing)
-        if _is_there(place):
-            self._restore(place, links)
-            return
-        self._fill(place, links)
+        changed: list[Entry] = []
+        if _is_there(place):  # as before a restart
+            changed = proof.find_wrong(place.root, self._entries)
+            wrong = self._mend(place, changed, earlier) if changed else []
+        else:
+            place, wrong = self._make(place, earlier)
+        place.make_links(links)
+        os.makedirs(os.path.join(place.root, self._wanted["sub"]), exist_ok=True)
+        place.write_listing(self._listing)
+        self._answer(place, wrong, changed)
         try:
-            folders.prune(self._store)
-            self._store.prune()
+            folders.prune(self._base)
         except OSError:  # the next run tries it again; this one has its code
             pass
+        while self._sock.recv(_READ_BYTES):  # until the supervisor has the lock as well
+            pass
+
+    def say(self, kind: str, payload: bytes = b"", **fields: object) -> None:
+        """Send a message."""
+        self._sock.sendall(messages.encode(kind, payload, **fields))
 
     # ---- its directory ------------------------------------------------------------------------------------------
 
-    def _fill(self, place: Folder, links: list[tuple[str, str]]) -> None:
-        """Fill a directory and give it this place.
-
-        Each file is hashed as it is written. Nothing of a run is there, so it may be removed if this fails.
-        """
-        self._intake.take_files(self._store, self._entries, self._entries)
-        folder = folders.begin(self._store, self._wanted["name"])
+    def _make(self, place: Folder, earlier: list[Folder]) -> tuple[Folder, list[Entry]]:
+        """Fill a directory and give it this place; return it, and what is missing even then."""
+        fresh = folders.begin(self._base, place.name)
         try:
-            wrong = self._put(folder, self._entries)
-            folder.write_listing(self._listing)
-            self._link(folder, links)
-        except BaseException:
-            folders.abandon(folder)
-            raise
-        found = folders.appear(folder, place)
-        if not found.lock(fcntl.LOCK_SH) or found.read_listing() != self._listing:
-            raise GivenUpError("another process has removed the code from %s; run the command again" % found.path)
-        self._answer(found, wrong)
+            missing = self._fill(fresh, self._entries, earlier)
+            fresh.write_listing(self._listing)
+            place = folders.appear(fresh, place)
+        finally:
+            if place is not fresh:
+                folders.abandon(fresh)
+        if not place.lock(fcntl.LOCK_SH) or place.read_listing() != self._listing:
+            raise GivenUpError("another process has removed the code from %s; run the command again" % place.path)
+        return place, [entry for entry in self._entries if entry.content in missing]
 
-    def _restore(self, place: Folder, links: list[tuple[str, str]]) -> None:
-        """Mend what has changed in a directory that was there, as before a restart."""
-        changed = proof.find_wrong(place.root, self._entries)
-        self._put(place, changed)
-        wrong = proof.find_wrong(place.root, changed)
-        if changed:
-            place.remove_bytecode(self._entries)
-        self._link(place, links)
-        place.write_listing(self._listing)
-        self._answer(place, wrong, changed)
+    def _mend(self, place: Folder, changed: list[Entry], earlier: list[Folder]) -> list[Entry]:
+        """Replace what has changed in a directory; return what is wrong even then."""
+        fresh = folders.begin(self._base, place.name)
+        try:
+            missing = self._fill(fresh, changed, earlier)
+            place.take_over(fresh, [entry for entry in changed if entry.content not in missing])
+        finally:
+            folders.abandon(fresh)
+        place.remove_bytecode(self._entries)
+        return proof.find_wrong(place.root, changed)
 
-    def _put(self, folder: Folder, entries: list[Entry]) -> list[Entry]:
-        """Write these files, and return what is missing even then.
-
-        What can't be copied was damaged where it is kept, or has gone from there; it is sent again.
-        """
-        missing = folder.put(self._store, entries)
-        for _ in range(_ROUNDS - 1):
-            if missing:
-                for entry in missing:
-                    self._store.drop(entry.content)
-                self._intake.take_files(self._store, self._entries, missing)
-                missing = folder.put(self._store, missing)
+    def _fill(self, fresh: Folder, needed: list[Entry], earlier: list[Folder]) -> dict[str, list[Entry]]:
+        """Write these files, each hashed as it is written; return those that came damaged each time, by content."""
+        sources: dict[str, list[str]] = {}
+        for folder in earlier:
+            for entry in folder.read_entries():
+                sources.setdefault(entry.content, []).append(os.path.join(folder.root, entry.path))
+        missing: dict[str, list[Entry]] = {}  # by content
+        for entry in needed:
+            path = fresh.make_room(entry)
+            if entry.kind == listing.LINK:
+                os.symlink(entry.content, path)
+            elif not any(folders.copy_file(source, entry, path) for source in sources.get(entry.content, ())):
+                missing.setdefault(entry.content, []).append(entry)
+        for _ in range(_ROUNDS if missing else 0):
+            missing = self._take_files(fresh, missing) if missing else {}
         return missing
 
     def _find_targets(self) -> list[tuple[str, str]]:
@@ -164,7 +169,7 @@ class Worker:
             target = os.path.expanduser(target)
             if may_make:
                 try:
-                    target = self._made[name] = self._make(name, target)
+                    target = self._made[name] = self._make_target(name, target)
                 except OSError as error:
                     text = "can't make %s for %s/: %s; fix: pass --link %s=DIR"
                     raise GivenUpError(text % (target, name, error.strerror, name)) from None
@@ -173,7 +178,7 @@ class Worker:
             links.append((name, target))
         return links
 
-    def _make(self, name: str, target: str) -> str:
+    def _make_target(self, name: str, target: str) -> str:
         """Make the directory of a link; where the launch host's home can't be, in the same place below this one."""
         try:
             os.makedirs(target, exist_ok=True)
@@ -186,41 +191,82 @@ class Worker:
             self._moved.append(name)
         return target
 
-    def _link(self, folder: Folder, links: list[tuple[str, str]]) -> None:
-        folder.make_links(links)
-        os.makedirs(os.path.join(folder.root, self._wanted["sub"]), exist_ok=True)
+    # ---- what the launcher sends --------------------------------------------------------------------------------
+
+    def _find_listing(self, earlier: list[Folder]) -> bytes:
+        """Return the listing, which the launcher sends if no earlier run has the same."""
+        for folder in earlier:
+            data = folder.read_listing()
+            if listing.hash_listing(data) == self._wanted["hash"]:
+                return data
+        self.say(messages.WANTED, needs_listing=True)
+        data = zlib.decompress(self._hear(messages.LISTING)[1])
+        if listing.hash_listing(data) != self._wanted["hash"]:
+            raise ValueError("a listing with another hash")
+        return data
+
+    def _take_files(self, fresh: Folder, missing: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
+        """Ask for contents and write them; return which came damaged.
+
+        They come one after the other, in the order of the listing, cut into pieces anywhere.
+        """
+        bits = bytearray((len(self._entries) + 7) // 8)
+        places = {entry.path: place for place, entry in enumerate(self._entries)}
+        for first, *_ in missing.values():
+            bits[places[first.path] // 8] |= 1 << places[first.path] % 8
+        self.say(messages.WANTED, bytes(bits), needs_listing=False)
+        damaged = {}
+        for content, (first, *others) in missing.items():
+            path = fresh.make_room(first)
+            if folders.write_file(path, first, self._read(first.size)):
+                for other in others:
+                    folders.copy_file(path, other, fresh.make_room(other))
+            else:
+                damaged[content] = [first, *others]
+        if self._rest:
+            raise ValueError("more than was wanted")
+        return damaged
+
+    def _read(self, size: int) -> Iterator[memoryview]:
+        """Yield the next bytes of the contents; a piece counts as taken once those before it are written."""
+        while size:
+            if not self._rest:
+                header, payload = self._hear(messages.PIECE)
+                self._rest = memoryview(zlib.decompress(payload) if header["is_packed"] else payload)
+                self.say(messages.TOOK)
+            data, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(data)
+            yield data
+
+    def _hear(self, kind: str) -> tuple[Header, bytes]:
+        """Wait for the next message; raise EOFError if the supervisor is gone, ValueError for another kind."""
+        while not self._heard:
+            data = self._sock.recv(_READ_BYTES)
+            if not data:
+                raise EOFError
+            self._heard += self._decoder.feed(data)
+        header, payload = self._heard.pop(0)
+        if header["type"] != kind:
+            raise ValueError("%s instead of %s" % (header["type"], kind))
+        return header, payload
 
     # ---- the answer ---------------------------------------------------------------------------------------------
 
-    def _answer(self, place: Folder, wrong: list[Entry], changed: Iterable[Entry] = ()) -> None:
-        """Answer, and leave the lock of the directory to the supervisor; changed: what was mended there."""
+    def _answer(self, place: Folder, wrong: list[Entry], changed: list[Entry]) -> None:
+        """Answer; changed: what was mended."""
         lacking = set(wrong)
-        right = [entry for entry in self._entries if entry not in lacking]
         names: dict[str, list[str]] = {
             "wrong": [entry.path for entry in wrong], "moved": self._moved,
             "repaired": [entry.path for entry in changed if entry not in lacking],
             "empty": [name for name, target in self._made.items() if _is_empty(target)],
         }  # fmt: skip
-        told: Header = {key: paths[: messages.MOST_NAMES] for key, paths in names.items()}
-        told["hash"] = listing.hash_listing(listing.encode(right) if wrong else self._listing)
-        told.update(path=place.root, wrong_count=len(wrong))
-        message = messages.encode(messages.PLACED, **told)
-        self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", _hold(place)))])
-
-
-def _hold(place: Folder) -> list[int]:
-    """Return descriptors whose locks show that a run needs the directory: to other runs, and to systemd-tmpfiles."""
-    folder_fd = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # a file system without locks
-        pass
-    return [fd for fd in (place.lock_fd, folder_fd) if fd >= 0]
+        told: Header = {key: found[: messages.MOST_NAMES] for key, found in names.items()}
+        self.say(messages.PLACED, path=place.root, **told)
 
 
 def _is_there(place: Folder) -> bool:
     """Tell whether the run has its directory already; then its lock is held."""
-    if read_name(place.path) == place.name and place.lock(fcntl.LOCK_SH) and os.path.isdir(place.root):
+    if folders.read_name(place.path) == place.name and place.lock(fcntl.LOCK_SH) and os.path.isdir(place.root):
         return True
     place.unlock()  # it was moved away meanwhile
     return False
@@ -240,9 +286,8 @@ def _is_empty(path: str) -> bool:
 class CodeProcess:
     """The supervisor's end of that process: one socket, and the bytes on their way to it, which the launcher bounds.
 
-    Messages go through unchanged in both directions. When the code is there, the process hands over the open lock of
-    the run's directory, which is held until this process exits: so no other run takes the directory over, or removes
-    it.
+    Messages go through unchanged in both directions. From the process's last word on, the supervisor holds the lock of
+    the run's directory, until it exits: so no other run takes the directory over, or removes it.
     """
 
     def __init__(self, loop: Loop, send_queue: SendQueue, on_placed: Callable[[str], object]) -> None:
@@ -254,8 +299,6 @@ class CodeProcess:
         self._sock: socket.socket | None = None
         self._waiting = bytearray()
         self._decoder = messages.Decoder()
-        self._locks: list[int] = []
-        self._has_answered = False
 
     def start(self, wanted: Header, run: str, env: dict[str, str]) -> None:
         """Start the process; `wanted`: the launcher's `tree`, or `is_prune`. Raise OSError if it can't be started."""
@@ -272,10 +315,9 @@ class CodeProcess:
 
     def forward(self, header: Header, payload: bytes) -> None:
         """Pass a message of the launcher on, as soon as the process takes it; drop it if that has ended."""
-        if self._sock is None:
-            return
-        self._waiting += messages.encode_again(header, payload)
-        self._push()
+        if self._sock is not None:
+            self._waiting += messages.encode_again(header, payload)
+            self._push()
 
     def find_written(self) -> list[str]:
         """Return what the ranks have written to the directory of their code: the first names."""
@@ -290,8 +332,7 @@ class CodeProcess:
         return os.path.join(os.path.dirname(self.root), LOCK) if self.root else None
 
     def _push(self) -> None:
-        if self._sock is None:
-            return
+        assert self._sock is not None  # whoever calls has looked
         try:
             while self._waiting:
                 with memoryview(self._waiting) as view:
@@ -308,36 +349,33 @@ class CodeProcess:
         self._read()
 
     def _read(self) -> None:
-        if self._sock is None:
-            return
+        assert self._sock is not None  # it is watched
         try:
-            data, extra, _, _ = self._sock.recvmsg(_READ_BYTES, socket.CMSG_SPACE(_MOST_LOCKS * 4))
+            data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            data, extra = b"", []
-        for _, _, numbers in extra:
-            locks = array.array("i")
-            locks.frombytes(numbers)
-            for fd in locks:  # what is started from now on holds them too: the supervisor may be killed first
-                os.set_inheritable(fd, True)
-            self._locks += locks
+            data = b""
         for header, payload in self._decoder.feed(data):
             self._send_queue.pass_on(messages.encode_again(header, payload))
-            if header["type"] in (messages.PLACED, messages.UNPLACED, messages.PRUNED):
-                self._has_answered = True
-            if header["type"] == messages.PLACED and header["path"] and not header["wrong"]:
-                self.root = header["path"]
-                self._on_placed(self.root)
-        if not data:
+            if header["type"] in _ANSWERS:
+                self._conclude(header)
+        if not data and self._sock is not None:
+            text = "the process that takes the code was killed"
+            self._send_queue.send(messages.UNPLACED, text=text, is_disk=False, is_full=False)
             self._end()
+
+    def _conclude(self, answer: Header) -> None:
+        if answer["type"] == messages.PLACED and not answer["wrong"]:
+            self.root = answer["path"]
+            for path in (os.path.dirname(self.root), os.path.join(os.path.dirname(self.root), LOCK)):
+                workers.hold_lock(path)  # that of the directory is for systemd-tmpfiles
+        self._end()
+        if self.root:
+            self._on_placed(self.root)
 
     def _end(self) -> None:
         assert self._sock is not None  # it was read
         self._loop.forget(self._sock.fileno())
         self._sock.close()
         self._sock = None
-        if not self._has_answered:
-            self._send_queue.send(
-                messages.UNPLACED, text="the process that takes the code was killed", is_disk=False, is_full=False
-            )

@@ -1,4 +1,4 @@
-"""The directories of runs, each with copies of the files of one listing.
+"""The directories of runs, each with copies of the files of one listing, below the user's cache directory.
 
     trees/RUN-HASH/name        NAME
     trees/RUN-HASH/listing     what was put there
@@ -7,7 +7,7 @@
     trees/RUN-HASH/NAME/...    the files, below the name of the directory that they come from
 
 Only unchanged files of its listing are ever removed from it: what a run has written there stays, also where a file of
-the listing was, and nothing behind a link is touched.
+the listing was, and nothing behind a link is touched. A file that an earlier run has is copied from its directory.
 
 A directory appears by one rename, so nobody ever sees one that is half filled. One whose run has ended is pruned.
 """
@@ -16,19 +16,86 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
+import stat
 import time
-from typing import Iterable, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from launcher.node.code import listing, proof
 from launcher.node.code.listing import Entry
-from launcher.node.code.store import Store, unlink
-from launcher.node.system import read_text
+from launcher.node.own_folders import make_own
+from launcher.node.system import is_remote, read_text
 
 _NAME, _LISTING, _LINKS, LOCK = "name", "listing", "links", "lock"
 OWN_NAMES = (_NAME, _LISTING, _LINKS, LOCK)
 _MODES = {listing.FILE: 0o644, listing.PROGRAM: 0o755}
+_LOCAL = "/var/tmp/launch-%d"  # of the user; on most systems for 30 days, which is long enough
+_FRESH = ".new-"
+_BEGUN_S = 10.0  # after which an unfinished directory is locked if somebody works on it
+_KEPT = 2  # directories of ended runs that are kept for each name: for the next run, and for whoever looks into them
+_BY_HASH = ("content", "arriving")  # where files were kept by their hash; `launch again` still keeps the first
+
+
+def find_base(env: Mapping[str, str]) -> str:
+    """Return the directory for code: in the cache directory, or on a local disk if that is on another machine's.
+
+    Python would look there for each module, on all nodes at once.
+    """
+    chosen = env.get("XDG_CACHE_HOME", "")
+    if chosen.startswith("/"):
+        return os.path.join(chosen, "launch")
+    base = os.path.join(os.path.expanduser("~"), ".cache", "launch")
+    local = _LOCAL % os.geteuid()
+    return local if is_remote(base) and not is_remote(local) and _is_made(local) else base
+
+
+def _is_made(path: str) -> bool:
+    try:
+        make_own(path)
+    except OSError:
+        return False
+    return True
+
+
+def make_base(base: str, below: str = "trees") -> None:
+    """Make two directories; raise OSError if that fails, or another user could put something else there."""
+    make_own(base)
+    make_own(os.path.join(base, below))
+
+
+def write_file(path: str, entry: Entry, pieces: Iterable[bytes | memoryview]) -> bool:
+    """Write a new file; return whether it has the content of its entry: otherwise it is removed, as where it fails."""
+    digest, is_right = hashlib.sha256(), False
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODES[entry.kind])
+    try:
+        with open(fd, "wb") as file:
+            for data in pieces:
+                digest.update(data)
+                file.write(data)
+        is_right = digest.hexdigest() == entry.content
+    finally:
+        if not is_right:
+            os.unlink(path)
+    return is_right
+
+
+def copy_file(source: str, entry: Entry, path: str) -> bool:
+    """Write a new file as a copy of another one, if that has the content of the entry; return whether it has.
+
+    A hard link would save the copy, but root may write through it into every other tree.
+    """
+    try:
+        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nothing waits for a FIFO of that name
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        is_likely = stat.S_ISREG(found.st_mode) and found.st_size == entry.size
+        return is_likely and write_file(path, entry, listing.read_pieces(fd, entry.size))
+    finally:
+        os.close(fd)
 
 
 class Folder:
@@ -86,13 +153,6 @@ class Folder:
         names = read_text(os.path.join(self.path, _LINKS), errors="surrogateescape")
         return [name for name in names.split("\0") if name]
 
-    def make(self) -> None:
-        """Make the directory."""
-        for path in (self.path, self.root):
-            os.mkdir(path, 0o700)
-        with open(os.path.join(self.path, _NAME), "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(self.name)
-
     def write_listing(self, data: bytes) -> None:
         """Note what was put there, and that it was there now; the note is whole at any time."""
         path = os.path.join(self.path, _LISTING)
@@ -111,11 +171,10 @@ class Folder:
 
         Of a directory that is its name alone.
         """
-        entries = self.read_entries()
-        beside = sorted(set(os.listdir(self.path)) - {self.name, *OWN_NAMES, _LISTING + ".part"})
-        extras = ["../" + name for name in beside] + proof.find_extras(self.root, entries, self.read_links())
-        written = [name for name in extras if not is_hollow(os.path.join(self.root, name))]
-        return written + proof.find_touched(self.root, entries, os.stat(os.path.join(self.path, _LISTING)).st_mtime)
+        beside = set(os.listdir(self.path)) - {self.name, *OWN_NAMES, _LISTING + ".part"}
+        since = os.stat(os.path.join(self.path, _LISTING)).st_mtime
+        written = proof.find_written(self.root, self.read_entries(), self.read_links(), since)
+        return ["../" + name for name in sorted(beside)] + written
 
     def make_links(self, links: Sequence[tuple[str, str]]) -> None:
         """Make those of these links that are missing; what a run has put where one was stays."""
@@ -131,78 +190,76 @@ class Folder:
             except FileExistsError:
                 pass
 
-    def remove_links(self) -> None:
-        """Remove the links; what a run has put where one was stays."""
-        folders = proof.RealFolders(self.root)
-        for name in self.read_links():
-            path = os.path.join(self.root, name)
-            if folders.has(name.rpartition("/")[0]) and os.path.islink(path):
-                os.unlink(path)
+    def make_room(self, entry: Entry) -> str:
+        """Return the path of a file, and make the directories above it."""
+        path = os.path.join(self.root, entry.path)
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        return path
 
-    def put(self, store: Store, entries: Iterable[Entry]) -> list[Entry]:
-        """Write these files, each in one step; return those whose content isn't kept here undamaged.
+    def take_over(self, fresh: Folder, entries: Iterable[Entry]) -> None:
+        """Take these files from another directory, each in one step; what is in their place gets another name.
 
         Other hosts that share this directory may do so at the same time.
         """
-        missing = []
-        made: set[str] = {""}
         for entry in entries:
-            folder = entry.path.rpartition("/")[0]
-            if folder not in made:
-                _make_folders(self.root, folder)
-                made.add(folder)
-            part, path = store.name_part(), "%s/%s" % (self.root, entry.path)
-            if entry.kind == listing.LINK:
-                os.symlink(entry.content, part)
-            elif not store.copy(entry, part, _MODES[entry.kind]):
-                missing.append(entry)
-                continue
-            if os.path.lexists(path) and proof.find_wrong(self.root, [entry]):
+            for above in reversed([*listing.parents(entry.path)]):
+                path = os.path.join(self.root, above)
+                if os.path.islink(path) or not os.path.isdir(path):
+                    _set_aside(path)
+                    os.makedirs(path, 0o755, exist_ok=True)
+            path = os.path.join(self.root, entry.path)
+            if proof.find_wrong(self.root, [entry]):
                 _set_aside(path)
-            os.rename(part, path)
-        return missing
+            os.rename(os.path.join(fresh.root, entry.path), path)
 
-    def remove_files(self, entries: Iterable[Entry]) -> None:
-        """Remove the files of a listing that are unchanged, and the directories that are then empty."""
-        entries = list(entries)
+    def remove(self, entries: Iterable[Entry]) -> bool:
+        """Remove the unchanged files of the listing, the links, and directories without a file; tell if that is all."""
+        entries, links = list(entries), self.read_links()
         changed = {entry.path for entry in proof.find_wrong(self.root, entries)}
         for entry in entries:
             if entry.path not in changed:
                 os.unlink(os.path.join(self.root, entry.path))
+        real = proof.find_real_folders(self.root, links)
+        for name in links:  # what a run has put where one was stays
+            path = os.path.join(self.root, name)
+            if name.rpartition("/")[0] in real and os.path.islink(path):
+                os.unlink(path)
         self.remove_bytecode(entries)
-        folders = proof.RealFolders(self.root)
-        for folder in reversed([folder for folder in proof.list_folders(entries) if folders.has(folder)]):
+        for folder, _, _ in os.walk(self.root, topdown=False):
             try:
-                os.rmdir(os.path.join(self.root, folder))
-            except OSError:
+                os.rmdir(folder)
+            except OSError:  # what the run has written is there
                 pass
+        try:
+            if os.path.isdir(self.root):
+                self.write_listing(b"[]")
+                return False
+            for name in OWN_NAMES:
+                unlink(os.path.join(self.path, name))
+            os.rmdir(self.path)
+        except OSError:  # it has written beside it
+            return False
+        return True
 
     def remove_bytecode(self, entries: Iterable[Entry]) -> None:
         """Remove all bytecode: Python takes it for that of a file with another content, but equal time and size."""
-        folders = proof.RealFolders(self.root)
-        for folder in ["", *proof.list_folders(entries)]:
-            if folders.has(folder):
-                shutil.rmtree(os.path.join(self.root, folder, proof.BYTECODE), ignore_errors=True)
-
-
-def _make_folders(root: str, folder: str) -> None:
-    """Make a directory and those above it; what is in the way, such as a link, gets another name."""
-    path = root
-    for name in folder.split("/"):
-        path = os.path.join(path, name)
-        try:
-            os.mkdir(path, 0o755)
-        except FileExistsError:
-            if os.path.islink(path) or not os.path.isdir(path):
-                _set_aside(path)
-                os.makedirs(path, 0o755, exist_ok=True)
+        for folder in proof.find_real_folders(self.root, [entry.path for entry in entries]):
+            shutil.rmtree(os.path.join(self.root, folder, proof.BYTECODE), ignore_errors=True)
 
 
 def _set_aside(path: str) -> None:
     """Give another name to what a run has put where a file of the listing belongs."""
     try:
         os.rename(path, "%s.replaced-%s" % (path, os.urandom(4).hex()))
-    except FileNotFoundError:  # another host that shares the directory was faster
+    except FileNotFoundError:  # there is nothing, or another host that shares the directory was faster
+        pass
+
+
+def unlink(path: str) -> None:
+    """Remove a file, if it is there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
         pass
 
 
@@ -219,32 +276,29 @@ def read_name(path: str) -> str:
     return read_text(os.path.join(path, _NAME), errors="surrogateescape")
 
 
-_FRESH = ".new-"
-UNFINISHED_S = 3600.0  # after which nobody works on an unfinished directory any more
-_BEGUN_S = 10.0  # after which one is locked that somebody works on
-KEPT = 2  # directories of ended runs that are kept for each name, for whoever looks into them
-
-
-def open_folder(store: Store, run: str, tree: str, name: str) -> Folder:
+def open_folder(base: str, run: str, tree: str, name: str) -> Folder:
     """Return the directory of a run, which may not exist yet; tree: its hash."""
-    return Folder(os.path.join(store.trees, "%s-%s" % (run, tree[:7])), name)
+    return Folder(os.path.join(base, "trees", "%s-%s" % (run, tree[:7])), name)
 
 
-def begin(store: Store, name: str) -> Folder:
+def begin(base: str, name: str) -> Folder:
     """Make a directory without a name, for `appear`."""
-    folder = Folder(os.path.join(store.trees, _FRESH + os.urandom(8).hex()), name)
-    folder.make()
+    folder = Folder(os.path.join(base, "trees", _FRESH + os.urandom(8).hex()), name)
+    for path in (folder.path, folder.root):
+        os.mkdir(path, 0o700)
+    with open(os.path.join(folder.path, _NAME), "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(name)
     folder.lock(fcntl.LOCK_SH)
     return folder
 
 
-def hold(store: Store, name: str, data: bytes) -> Folder | None:
+def hold(base: str, name: str, data: bytes) -> Folder | None:
     """Return a directory of this name and listing, if there is one, and keep `prune` out of it.
 
     It stays until this process has ended, or `unlock` was called.
     """
-    for folder in _find_folders(store, name):
-        if folder.lock(fcntl.LOCK_SH) and folder.read_listing() == data:
+    for folder in find_folders(base):
+        if folder.name == name and folder.lock(fcntl.LOCK_SH) and folder.read_listing() == data:
             return folder
         folder.unlock()
     return None
@@ -271,7 +325,7 @@ def abandon(folder: Folder) -> None:
     folder.unlock()
 
 
-def prune(store: Store, *, kept: int = KEPT, is_dry: bool = False) -> tuple[int, int, list[str]]:
+def prune(base: str, *, kept: int = _KEPT, is_dry: bool = False) -> tuple[int, int, list[str]]:
     """Remove the files of runs that have ended, but for the newest of each name; is_dry: remove nothing.
 
     Return how many have ended, how many bytes were sent for them, and which directories stay, because something is in
@@ -279,72 +333,44 @@ def prune(store: Store, *, kept: int = KEPT, is_dry: bool = False) -> tuple[int,
     """
     sizes, left = [], []
     numbers: dict[str, int] = {}
-    for folder in sorted(_find_folders(store, None), key=_changed_at, reverse=True):
+    for folder in sorted(find_folders(base), key=_changed_at, reverse=True):
         if folder.lock(fcntl.LOCK_EX):
             entries = folder.read_entries()
-            if entries or is_hollow(folder.root):
+            if entries or proof.is_hollow(folder.root):
                 sizes.append(sum(entry.size for entry in entries))
                 numbers[folder.name] = numbers.get(folder.name, 0) + 1
                 is_old = numbers[folder.name] > kept and not is_dry
-                left += [folder.root] if is_old and not _remove_folder(folder, entries) else []
+                left += [folder.root] if is_old and not folder.remove(entries) else []
             elif os.path.isdir(folder.root):
                 left.append(folder.root)
         folder.unlock()
     if not is_dry:
-        _remove_unfinished(store, UNFINISHED_S if kept else _BEGUN_S)
+        _remove_unfinished(base)
+        for name in () if kept else _BY_HASH:
+            shutil.rmtree(os.path.join(base, name), ignore_errors=True)
     return len(sizes), sum(sizes), left
 
 
-def is_hollow(folder: str) -> bool:
-    """Tell whether no file is in a directory or below it."""
-    return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))
-
-
-def _remove_hollow(folder: str) -> None:
-    if is_hollow(folder):
-        for base in reversed([base for base, _, _ in os.walk(folder)]):
-            try:
-                os.rmdir(base)
-            except OSError:  # a link to a directory is in it
-                pass
-
-
-def _remove_folder(folder: Folder, entries: Iterable[Entry]) -> bool:
-    """Remove what was sent; return whether nothing is left."""
-    folder.remove_links()
-    folder.remove_files(entries)
-    for path in proof.find_extras(folder.root, [], []):
-        _remove_hollow(os.path.join(folder.root, path))
-    try:
-        os.rmdir(folder.root)
-        for name in OWN_NAMES:
-            unlink(os.path.join(folder.path, name))
-        os.rmdir(folder.path)
-    except OSError:  # what the run has written is there, or beside it
-        if os.path.isdir(folder.root):
-            folder.write_listing(b"[]")
-        return False
-    return True
-
-
-def _remove_unfinished(store: Store, age_s: float) -> None:
-    """Remove directories of this age that nobody finished, because a process was killed; nobody knew of them."""
-    for entry in list(os.scandir(store.trees)) if os.path.isdir(store.trees) else ():
-        folder = Folder(entry.path, "")
-        if entry.name.startswith(_FRESH) and time.time() - _changed_at(folder) > age_s:
+def _remove_unfinished(base: str) -> None:
+    """Remove directories that nobody finished, because a process was killed; nobody knew of them."""
+    for path in _scan(base):
+        folder = Folder(path, "")
+        if os.path.basename(path).startswith(_FRESH) and time.time() - _changed_at(folder) > _BEGUN_S:
             if folder.lock(fcntl.LOCK_EX):
-                shutil.rmtree(entry.path, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
             folder.unlock()
 
 
-def _find_folders(store: Store, name: str | None) -> list[Folder]:
-    """Return the directories of all runs; name: of those alone whose files come from a directory of that name."""
-    try:
-        paths = [each.path for each in os.scandir(store.trees) if not each.name.startswith(_FRESH)]
-    except FileNotFoundError:  # nothing was ever sent
-        return []
+def find_folders(base: str) -> list[Folder]:
+    """Return the directories of all runs."""
+    paths = [path for path in _scan(base) if not os.path.basename(path).startswith(_FRESH)]
     found = [(path, read_name(path)) for path in paths]
-    return [Folder(path, own) for path, own in found if own and name in (None, own)]
+    return [Folder(path, name) for path, name in found if name]
+
+
+def _scan(base: str) -> list[str]:
+    trees = os.path.join(base, "trees")
+    return [each.path for each in os.scandir(trees)] if os.path.isdir(trees) else []  # else nothing was ever sent
 
 
 def _changed_at(folder: Folder) -> float:

@@ -49,10 +49,18 @@ def hash_listing(data: bytes) -> str:
 def hash_file(fd: int, size: int) -> str:
     """Return the hash of a file of this size; empty if it has another size. Raise OSError on a damaged disk."""
     digest, place = hashlib.sha256(), 0
-    while data := os.pread(fd, min(_READ_BYTES, size + 1 - place), place):
+    for data in read_pieces(fd, size):
         digest.update(data)
         place += len(data)
     return digest.hexdigest() if place == size else ""
+
+
+def read_pieces(fd: int, size: int) -> Iterator[bytes]:
+    """Yield what a file of this size has; one byte more of one that is longer."""
+    place = 0
+    while data := os.pread(fd, min(_READ_BYTES, size + 1 - place), place):
+        yield data
+        place += len(data)
 
 
 def parents(path: str) -> Iterator[str]:

@@ -15,52 +15,30 @@ from launcher.node.code.listing import Entry
 BYTECODE = "__pycache__"
 
 
-class RealFolders:
-    """Tells which directories below a root are really there and this user's: no link on the way leads elsewhere."""
+def find_real_folders(root: str, paths: Iterable[str]) -> set[str]:
+    """Return the directories above these paths that are there and this user's; no link on the way leads elsewhere.
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._known = {"": _is_folder(root)}
-
-    def has(self, path: str) -> bool:
-        """Tell whether a directory is there; path: below the root, empty for the root itself."""
-        if path not in self._known:
-            self._known[path] = self.has(path.rpartition("/")[0]) and _is_folder(os.path.join(self._root, path))
-        return self._known[path]
+    The root is "".
+    """
+    real: set[str] = set()
+    for folder in ["", *sorted({folder for path in paths for folder in listing.parents(path)})]:
+        if (not folder or folder.rpartition("/")[0] in real) and _is_own_folder(os.path.join(root, folder)):
+            real.add(folder)
+    return real
 
 
 def find_wrong(root: str, entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries whose file or link is missing below `root`, or differs."""
-    folders = RealFolders(root)
-    wrong = []
-    for entry in entries:
-        path = "%s/%s" % (root, entry.path)
-        if not folders.has(entry.path.rpartition("/")[0]):
-            wrong.append(entry)
-        elif entry.kind == listing.LINK:
-            if not _is_link(path, entry.content):
-                wrong.append(entry)
-        elif not _is_file(path, entry):
-            wrong.append(entry)
-    return wrong
+    entries = list(entries)
+    real = find_real_folders(root, [entry.path for entry in entries])
+    return [
+        entry
+        for entry in entries
+        if entry.path.rpartition("/")[0] not in real or not _is_right("%s/%s" % (root, entry.path), entry)
+    ]
 
 
-def find_touched(root: str, entries: Iterable[Entry], since: float) -> list[str]:
-    """Return the files that were written after this time, or are no files any more."""
-    found = []
-    for entry in entries:
-        try:
-            there = os.lstat("%s/%s" % (root, entry.path))
-        except OSError:
-            continue
-        is_link = entry.kind == listing.LINK
-        if (stat.S_ISLNK if is_link else stat.S_ISREG)(there.st_mode) and there.st_mtime <= since:
-            continue
-        found.append(entry.path + "/" * stat.S_ISDIR(there.st_mode))
-    return found
-
-
-def _is_folder(path: str) -> bool:
+def _is_own_folder(path: str) -> bool:
     try:
         found = os.lstat(path)
     except OSError:
@@ -68,15 +46,10 @@ def _is_folder(path: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def _is_link(path: str, target: str) -> bool:
+def _is_right(path: str, entry: Entry) -> bool:
     try:
-        return os.readlink(path) == target
-    except OSError:
-        return False
-
-
-def _is_file(path: str, entry: Entry) -> bool:
-    try:
+        if entry.kind == listing.LINK:
+            return os.readlink(path) == entry.content
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nothing waits for a FIFO of that name
     except OSError:
         return False
@@ -94,37 +67,41 @@ def _is_file(path: str, entry: Entry) -> bool:
         os.close(fd)
 
 
-def find_extras(root: str, entries: Iterable[Entry], links: Iterable[str]) -> list[str]:
-    """Return what is below `root` and neither in the listing nor a link of the run; of a directory its name alone.
+def find_written(root: str, entries: Iterable[Entry], links: Iterable[str], since: float) -> list[str]:
+    """Return what is below `root` and neither in the listing nor a link of the run, or was written after this time.
 
-    What has taken the place of a link counts, and directories of bytecode don't.
+    Of a directory that is its name alone, unless no file is in it. Bytecode doesn't count.
     """
-    links = set(links)
-    known = {entry.path for entry in entries}.union(links)
-    folders = {folder for path in known for folder in listing.parents(path)}
-    extras: list[str] = []
+    kinds = {**{entry.path: entry.kind for entry in entries}, **dict.fromkeys(links, listing.LINK)}
+    sent = {folder for path in kinds for folder in listing.parents(path)}
+    written: list[str] = []
     waiting = [""]
     while waiting:
         folder = waiting.pop()
-        try:
-            with os.scandir(os.path.join(root, folder)) as found:
-                names = [(folder + "/" + each.name if folder else each.name, each) for each in found]
-        except OSError:
-            continue
-        for path, each in names:
-            if path in known:
-                if path in links and not each.is_symlink():
-                    extras.append(path + "/")
-                continue
-            if not each.is_dir(follow_symlinks=False):
-                extras.append(path)
-            elif path in folders:
-                waiting.append(path)
-            elif each.name != BYTECODE:
-                extras.append(path + "/")
-    return sorted(extras)
+        for each in _scan(os.path.join(root, folder)):
+            path = folder + "/" + each.name if folder else each.name
+            if each.is_dir(follow_symlinks=False):
+                if path in sent:
+                    waiting.append(path)
+                elif each.name != BYTECODE and not is_hollow(each.path):
+                    written.append(path + "/")
+            elif path not in kinds or each.is_symlink() != (kinds[path] == listing.LINK) or _is_newer(each, since):
+                written.append(path)
+    return sorted(written)
 
 
-def list_folders(entries: Iterable[Entry]) -> list[str]:
-    """Return the directories of a listing, each after the one above it."""
-    return sorted({folder for entry in entries for folder in listing.parents(entry.path)})
+def _is_newer(each: os.DirEntry[str], since: float) -> bool:
+    return not each.is_symlink() and each.stat().st_mtime > since
+
+
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []
+
+
+def is_hollow(folder: str) -> bool:
+    """Tell whether no file is in a directory or below it."""
+    return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))

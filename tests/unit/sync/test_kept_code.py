@@ -11,7 +11,8 @@ from machines.repositories import make_repository
 
 from launcher.errors import LauncherError, UsageError
 from launcher.job.tree import Tree
-from launcher.node.code.store import Store, find_base
+from launcher.node.code.folders import find_base
+from launcher.sync.contents import path_of
 from launcher.sync.kept_code import KeptTree, keep_contents, refuse_lacking, write_tree
 from launcher.sync.selection import select
 from launcher.sync.snapshot import take_snapshot
@@ -53,9 +54,9 @@ def test_code_that_is_lost_or_damaged_is_named(tmp_path: Path) -> None:
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     root = make_repository(tmp_path / "r", "a.py", "b.py", "c.py")
     kept = KeptTree.read(keep(root, variables).listing)
-    store, entries = Store(find_base(variables)), {entry.path: entry for entry in kept.entries}
-    Path(store.path_of(entries["a.py"].content)).unlink()
-    Path(store.path_of(entries["b.py"].content)).write_text("b.pY")
+    places = {entry.path: Path(path_of(find_base(variables), entry.content)) for entry in kept.entries}
+    places["a.py"].unlink()
+    places["b.py"].write_text("b.pY")
     assert write_tree(kept, tmp_path / "copy", variables) == ["a.py", "b.py"]
     assert {path.name for path in (tmp_path / "copy").iterdir()} == {"c.py"}
     now = Tree(str(tmp_path / "none"), b"", "", 0, 0, kept={HASH: b""})

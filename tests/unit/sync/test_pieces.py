@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import os
 import zlib
 from collections.abc import Sequence
-from typing import BinaryIO
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,19 +27,21 @@ def entries_of(files: Sequence[bytes]) -> list[Entry]:
 
 
 class Source:
-    """Files that are read in pieces; `opened` has the number of each that was opened."""
+    """Files that are read in pieces; `found` has the number of each that was looked for."""
 
-    def __init__(self, files: Sequence[bytes]) -> None:
+    def __init__(self, files: Sequence[bytes], folder: Path | None = None) -> None:
+        """folder: where the files are; None: they are small, and kept in memory."""
         self.files = list(files)
-        self.opened: list[int] = []
-        self.open_files: list[BinaryIO] = []
+        self.found: list[int] = []
+        self.folder = folder
         self.entries = entries_of(files)
-        self.pieces = Pieces(self.entries, self._open)
+        self.pieces = Pieces(self.entries, self._find)
+        for number, data in enumerate(files if folder is not None else ()):
+            (folder / str(number)).write_bytes(data)
 
-    def _open(self, entry: Entry) -> BinaryIO:
-        self.opened.append(int(entry.path))
-        self.open_files.append(io.BytesIO(self.files[int(entry.path)]))
-        return self.open_files[-1]
+    def _find(self, entry: Entry) -> bytes | str:
+        self.found.append(int(entry.path))
+        return self.files[int(entry.path)] if self.folder is None else str(self.folder / entry.path)
 
     async def read(self, *wanted: int) -> bytes:
         """Return all that a node gets that wants these."""
@@ -86,38 +87,28 @@ def test_what_shrinks_is_compressed_and_the_rest_is_sent_as_it_is() -> None:
     assert not mixed.header["is_packed"], "its beginning decides"
 
 
-def test_a_piece_is_made_once_for_all_nodes_that_want_it() -> None:
-    """Also if they want it at the same time, and if one of them wants another file as well."""
-    source = Source([b"small", os.urandom(2 * MIB + 9), b"other"])
+def test_a_file_is_looked_for_once_for_all_nodes_that_want_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if they want it at the same time, and if one of them wants another file as well; what is kept is bounded."""
+    monkeypatch.setattr(contents, "_MOST_KEPT", 2)
+    source = Source([b"small", os.urandom(2 * MIB + 9), b"other"], tmp_path)
 
     async def read_all() -> list[bytes]:
         return await asyncio.gather(source.read(0, 1), source.read(0, 1), source.read(1, 2))
 
     small, large, other = source.files
     assert asyncio.run(read_all()) == [small + large, small + large, large + other]
-    assert sorted(source.opened) == [0, 1, 2]
-    source.pieces.close()
-    assert all(file.closed for file in source.open_files)
+    assert sorted(source.found) == [0, 1, 2]
+    assert len(source.pieces._kept) == 2
 
 
-def test_pieces_that_nobody_uses_are_made_again_and_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "_KEPT_BYTES", 3 * MIB)
-    monkeypatch.setattr(contents, "_MOST_OPEN", 2)
-    source = Source([os.urandom(MIB + 1) for _ in range(4)])
-    for _ in range(2):
-        assert asyncio.run(source.read(*range(4))) == b"".join(source.files)
-    assert source.opened == 2 * [0, 1, 2, 3]
-    assert sum(not file.closed for file in source.open_files) == 2
-    assert source.pieces._kept_bytes == sum(len(piece.message) for piece in source.pieces._kept.values()) <= 3 * MIB
-
-
-@pytest.mark.parametrize("left", [0, 1, MIB, MIB + 1, MIB + 10])
-def test_a_file_whose_size_has_changed_leaves_those_after_it_alone(left: int) -> None:
+@pytest.mark.parametrize("left", [None, 0, 1, MIB + 1, MIB + 10])
+def test_a_file_whose_size_has_changed_leaves_those_after_it_alone(tmp_path: Path, left: int | None) -> None:
     """What is missing is filled up, and what is too much isn't read."""
     large = os.urandom(MIB + 10)
-    source = Source([large[: MIB + 9], b"next"])
-    source.files[0] = large[:left]
-    assert asyncio.run(source.read(0, 1)) == large[:left][: MIB + 9].ljust(MIB + 9, b"\0") + b"next"
+    source = Source([large[: MIB + 9], b"next"], tmp_path)
+    (tmp_path / "0").unlink() if left is None else (tmp_path / "0").write_bytes(large[:left])
+    expected = large[: left or 0][: MIB + 9].ljust(MIB + 9, b"\0")
+    assert asyncio.run(source.read(0, 1)) == expected + b"next"
 
 
 def test_the_window_holds_several_pieces() -> None:

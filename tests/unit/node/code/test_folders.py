@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,53 +15,49 @@ import pytest
 from launcher.node.code import folders, listing, proof
 from launcher.node.code.folders import Folder
 from launcher.node.code.listing import Entry
-from launcher.node.code.store import Store
 
 DATA = bytes(range(256)) * 1000
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(str(tmp_path))
-    store.make()
-    return store
+def base(tmp_path: Path) -> str:
+    folders.make_base(str(tmp_path))
+    return str(tmp_path)
 
 
-def keep(store: Store, *paths: str, data: bytes = DATA) -> list[Entry]:
-    """Return the entries of files with this content, which is kept."""
-    content = hashlib.sha256(data).hexdigest()
-    arrival = store.receive(content)
-    arrival.write(data)
-    arrival.finish()
-    return [Entry(path, listing.FILE, len(data), content) for path in paths]
+def make(base: str, *paths: str) -> tuple[Folder, list[Entry]]:
+    """Return a directory without a name that has files with this content, and their entries."""
+    entries = [Entry(path, listing.FILE, len(DATA), hashlib.sha256(DATA).hexdigest()) for path in paths]
+    folder = folders.begin(base, "proj")
+    assert all(folders.write_file(folder.make_room(entry), entry, [DATA]) for entry in entries)
+    return folder, entries
 
 
-def test_who_comes_second_gets_the_directory_at_once(store: Store) -> None:
-    first, second = (folders.begin(store, "proj") for _ in range(2))
-    place = Folder(folders.open_folder(store, "run", "f" * 64, "proj").path, "proj")
+def test_who_comes_second_gets_the_directory_at_once(base: str) -> None:
+    first, second = (folders.begin(base, "proj") for _ in range(2))
+    place = folders.open_folder(base, "run", "f" * 64, "proj")
     assert folders.appear(first, place) is first
     assert folders.appear(second, place) is place
     assert place.lock(fcntl.LOCK_SH)
     assert not Path(second.path).exists()
 
 
-def test_all_who_mend_a_directory_at_once_find_it_whole(store: Store) -> None:
-    entries = keep(store, "changed", "missing", "pkg/missing", "unchanged")
-    fresh = folders.begin(store, "proj")
-    assert fresh.put(store, entries) == []
-    folder = folders.appear(fresh, Folder(folders.open_folder(store, "run", "f" * 64, "proj").path, "proj"))
+def test_all_who_mend_a_directory_at_once_find_it_whole(base: str) -> None:
+    names = "changed", "missing", "pkg/missing"
+    fresh, entries = make(base, *names, "unchanged")
+    folder = folders.appear(fresh, folders.open_folder(base, "run", "f" * 64, "proj"))
     root = Path(folder.root)
     (root / "changed").write_bytes(b"mine")
     (root / "missing").unlink()
     (root / "pkg/missing").unlink()
     (root / "pkg").rmdir()
     begin = threading.Barrier(6)
-    results: list[list[Entry]] = []
     halves: list[bytes] = []
 
     def mend() -> None:
+        own = make(base, *names)
         begin.wait()
-        results.append(folder.put(store, entries[:3]))
+        folder.take_over(*own)
 
     threads = [threading.Thread(target=mend) for _ in range(5)]
     for thread in threads:
@@ -69,8 +67,36 @@ def test_all_who_mend_a_directory_at_once_find_it_whole(store: Store) -> None:
         for path in (path for path in root.rglob("*") if path.is_file()):
             with suppress(FileNotFoundError):  # it has just got its other name
                 halves += {path.read_bytes()} - {DATA, b"mine"}
-    assert (results, halves) == ([[]] * 5, [])
+    assert halves == []
     assert proof.find_wrong(folder.root, entries) == []
     kept = [path.read_bytes() for path in root.glob("changed.replaced-*")]
     assert kept.count(b"mine") == 1
-    assert (folder.put(store, entries), len(list(root.glob("*.replaced-*")))) == ([], len(kept)), "what is right stays"
+    folder.take_over(*make(base, *names))
+    assert len(list(root.glob("*.replaced-*"))) == len(kept), "what is right stays"
+
+
+def test_a_copy_has_the_content_of_its_entry_or_there_is_none(tmp_path: Path) -> None:
+    """Nothing waits for a FIFO, or follows a link, and what is longer isn't read."""
+    entry = Entry("a", listing.PROGRAM, 3, hashlib.sha256(b"old").hexdigest())
+    source, path = tmp_path / "source", tmp_path / "path"
+    for how in (
+        lambda: source.write_bytes(b"new"), lambda: source.write_bytes(b"older"), source.unlink, source.mkdir,
+        lambda: (source.rmdir(), os.mkfifo(source)), lambda: (source.unlink(), source.symlink_to("elsewhere")),
+    ):  # fmt: skip
+        how()
+        assert not folders.copy_file(str(source), entry, str(path))
+        assert not path.exists()
+    source.unlink()
+    source.write_bytes(b"old")
+    assert folders.copy_file(str(source), entry, str(path))
+    assert (path.read_bytes(), path.stat().st_mode & 0o700) == (b"old", 0o700)
+
+
+def test_what_a_killed_process_has_begun_is_removed_and_what_another_one_fills_stays(base: str) -> None:
+    (begun, _), (filled, _), (fresh, _) = make(base, "a"), make(base, "a"), make(base, "a")
+    for folder in begun, filled:
+        os.utime(folder.path, (time.time() - 60,) * 2)
+    begun.unlock()
+    fresh.unlock()  # its process has not locked it yet
+    folders.prune(base)
+    assert {path.name for path in Path(base, "trees").iterdir()} == {Path(each.path).name for each in (filled, fresh)}
