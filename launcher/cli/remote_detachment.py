@@ -22,7 +22,6 @@ from launcher.cli.options.request import Request
 from launcher.cli.repetition import describe_origin, keep_origin, keep_version, name_continued
 from launcher.cli.runner import make_console
 from launcher.clock import wall_clock
-from launcher.commands.sync import sync
 from launcher.controller.orders import Control
 from launcher.controller.planting import Planting
 from launcher.controller.remote_launcher import RemoteLauncher
@@ -41,6 +40,7 @@ from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import ALL_RUN, QUEUED, Opener, RunOptions
 from launcher.session.session import Session
 from launcher.session.settings import loader_pythons
+from launcher.sync.delivery import send_code
 from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.base import Transport, TransportError, TransportSettings
 
@@ -111,7 +111,7 @@ def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, r
     console = make_console([controller], replace(request, as_json=False))
 
     async def send(session: Session) -> None:
-        _, sent = await sync(session, partial(replace, tree, links=()), os.environ)
+        sent = await send_code(session, replace(tree, links=()), os.environ)
         if failures := session.failures():
             raise HostsUnreachable(failures)
         refuse_problems(sent.findings)

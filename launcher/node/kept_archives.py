@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import marshal
 import os
-import shutil
 import time
 from hashlib import sha256
 
@@ -42,8 +41,6 @@ def _write(path: str, data: bytes) -> None:
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.write(data)
-        if os.path.isdir(path):
-            _remove(path)
         os.rename(fresh, path)
     except OSError:
         _remove(fresh)
@@ -61,8 +58,7 @@ def _remove_older(folder: str, before: float) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove a file, or the directory in which an earlier version kept one."""
     try:
         os.unlink(path)
-    except OSError:
-        shutil.rmtree(path, ignore_errors=True)
+    except OSError:  # another host was faster
+        pass

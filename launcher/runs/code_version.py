@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +36,6 @@ FAREWELL_S = 1.0
 MOST_PATCH_BYTES = 10_000_000
 MOST_NAMED = 100  # files that git doesn't track
 _MOST_ANSWER_BYTES = 100_000_000
-_READ_BYTES = 1 << 16
 _DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
 
 Keep = Callable[[CodeVersion, bytes], object]  # takes commit and state, and the patch, which is often empty
@@ -154,39 +153,22 @@ class Git:
 
     def _ask(self, *words: str, most_bytes: int = _MOST_ANSWER_BYTES) -> bytes | None:
         """Return what git prints; None if it fails, isn't in time, or prints more."""
-        argv = [*COMMAND, "-C", str(self._folder), *words]
         if self._is_stopped:
             return None
-        try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError:
-            return None
-        self._process = process
-        assert process.stdout is not None  # a pipe
-        with process.stdout:
-            output = self._read(process.stdout.fileno(), most_bytes)
-        try:
-            process.wait(0.0 if output is None else max(0.0, self._deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _kill(process)  # and not waited for: it may hang in the kernel
-            return None
-        return output if process.returncode == 0 else None
-
-    def _read(self, fd: int, most_bytes: int) -> bytes | None:
-        """Return all that comes until the deadline; None if that isn't all, or is too much."""
-        pieces: list[bytes] = []
-        waiting = select.poll()
-        waiting.register(fd, select.POLLIN)
-        while sum(map(len, pieces)) <= most_bytes:
-            if not waiting.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
+        argv = [*COMMAND, "-C", str(self._folder), *words]
+        # It goes to a file: a filter that git has left behind holds a pipe open.
+        with contextlib.suppress(OSError), tempfile.TemporaryFile() as output:
+            self._process = process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+            try:
+                process.wait(max(0.0, self._deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _kill(process)  # and not waited for: it may hang in the kernel
                 return None
-            data = os.read(fd, _READ_BYTES)
-            if not data:
-                return b"".join(pieces)
-            pieces.append(data)
+            if process.returncode == 0 and os.fstat(output.fileno()).st_size <= most_bytes:
+                output.seek(0)
+                return output.read()
         return None
 
 

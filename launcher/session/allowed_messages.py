@@ -57,7 +57,7 @@ _ROWS: Mapping[str, _Row] = {
     messages.WANTED: _Row({"needs_listing": bool}, most_bytes=messages.MAX_WANTED_BYTES),
     messages.TOOK: _Row({}, messages.PIECE),
     messages.PLACED: _Row({"path": str, **dict.fromkeys(("wrong", "repaired", "empty", "moved"), FewTexts)}),
-    messages.UNPLACED: _Row({"text": str, "is_disk": bool, "is_full": bool}),
+    messages.UNPLACED: _Row({"text": str, "is_disk": bool}),
     messages.PRUNED: _Row({"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts}),
     messages.CLAIMED: _Row({"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None,
                             "waits": bool, "taken": Annotated[list[Count], Most(messages.MAX_CLAIMED_GPUS)]},

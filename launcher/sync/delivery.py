@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,12 +16,13 @@ from launcher.node.code import listing
 from launcher.preflight.findings import WARNING, Finding, fold
 from launcher.session.connection import Event
 from launcher.session.session import Session
+from launcher.session.signals import Interrupted
 from launcher.sync.code_messages import progress_words
 from launcher.sync.contents import Contents, Parts, Pieces, cut
 from launcher.wording import listed
 
 _MOST_NAMES = 3
-_CACHE_FIX = "choose another directory there with --env XDG_CACHE_HOME=DIR"
+_CACHE_FIX = "free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
 _DISK_FIX = "look for a program that writes there, or for a damaged disk; launch clean --code removes it"
 
 
@@ -195,6 +196,22 @@ def find_wanted(bits: bytes, entries: Sequence[listing.Entry]) -> list[int]:
     return [place for place in range(most) if bits[place // 8] >> place % 8 & 1 and entries[place].kind != listing.LINK]
 
 
+async def send_code(session: Session, tree: Tree, variables: Mapping[str, str]) -> Delivered:
+    """Send what is missing without a run, such as to the host of a controller; variables: as for Contents.
+
+    At a signal, report which hosts have failed so far, and raise Interrupted.
+    """
+    with session.catch_signals():
+        try:
+            session.open(tree=tree_fields(tree))
+            return await Delivery(session, tree, Contents(tree, variables)).deliver()
+        except Interrupted:
+            session.say_failures()
+            raise
+        finally:
+            await session.stop_all(timeout_s=0)
+
+
 # ---- what follows from the last words of the nodes -------------------------------------------------------------------
 
 
@@ -205,8 +222,7 @@ def _find_problem(host: str, answer: Event) -> Finding | None:
     """
     fields = answer.fields
     if answer.kind == messages.UNPLACED:
-        fix = f"free space there, or {_CACHE_FIX}" if fields["is_full"] else _CACHE_FIX
-        return Finding((host,), fields["text"], fix if fields["is_disk"] else "")
+        return Finding((host,), fields["text"], _CACHE_FIX if fields["is_disk"] else "")
     if fields["wrong"]:
         return Finding((host,), f"its copy of {_name_some(fields['wrong'])} differs", _DISK_FIX)
     return None

@@ -98,16 +98,6 @@ def test_where_git_knows_nothing(repository: Path, tmp_path: Path, monkeypatch: 
     assert Git(repository).version() is None
 
 
-def test_the_repository_is_that_of_the_code(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hook of another one, which starts `launch`, has its own in the environment."""
-    known = Git(repository).version()
-    assert known is not None
-    (tmp_path / "other").mkdir()
-    git(tmp_path / "other", "init", "--quiet", ".")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
-    assert Git(repository).version() == known
-
-
 def test_a_git_that_hangs_is_ended(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it has started: a filter of git-lfs, say."""
     fake_git(tmp_path, f"sleep 300 & echo $! $$ >>{tmp_path}/pids; wait", monkeypatch)

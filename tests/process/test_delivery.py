@@ -21,7 +21,6 @@ from node_process import is_alive, share_code, wait_until
 from transport_by_host import TransportByHost
 
 from launcher.commands.clean import clean_code, cleaning_lines
-from launcher.commands.sync import sync
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
@@ -31,11 +30,10 @@ from launcher.node.code import folders, proof
 from launcher.node.code.folders import Folder
 from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES, encode
 from launcher.output.node_output import NodeOutput
-from launcher.preflight.findings import Finding
 from launcher.session.session import Session
 from launcher.session.settings import Settings
 from launcher.session.signals import Interrupted
-from launcher.sync.delivery import Delivered
+from launcher.sync.delivery import Delivered, send_code
 from launcher.sync.selection import select
 from launcher.sync.snapshot import take_snapshot
 from launcher.transports.base import Transport
@@ -139,19 +137,15 @@ def tree_of(root: Path) -> Tree:
     return Tree(str(root), found.listing, found.hash, found.files, found.bytes_in_all, kept=found.kept)
 
 
-async def start(
-    root: Path, transport: Transport, *names: str, tree: Tree | None = None, run: str = "test",
-    read_code: Callable[[], Tree] | None = None,
-) -> Sent:  # fmt: skip
+async def start(root: Path, transport: Transport, *names: str, tree: Tree | None = None, run: str = "test") -> Sent:
     said: list[str] = []
     settings = Settings(run, {}, ["python3"], Timeouts(DEADLINE_S, NEVER_S, 1))
     outputs = [NodeOutput(name, None, None) for name in names]
     session = Session(
         [Host(name) for name in names], transport, outputs, settings, say=said.append, progress=said.append
     )
-    read_code = read_code or (lambda: tree or tree_of(root))
-    sending = sync(session, read_code, {"XDG_CACHE_HOME": "/nowhere"})
-    _, delivered = await asyncio.wait_for(sending, DEADLINE_S)
+    sending = send_code(session, tree or tree_of(root), {"XDG_CACHE_HOME": "/nowhere"})
+    delivered = await asyncio.wait_for(sending, DEADLINE_S)
     return Sent(delivered, session.failures(), said)
 
 
@@ -206,28 +200,6 @@ def test_every_host_gets_every_byte(root: Path, nodes: CacheTransport) -> None:
     again = send(root, nodes, "a", "b", "c", run="again", tree=tree)
     assert (again.delivered.is_nothing, again.delivered.sent_bytes) == (True, 0)
     assert all(read(path)["noise"] == files["noise"] for path in again.delivered.paths.values())
-
-
-def test_the_hosts_do_nothing_while_the_code_is_read(root: Path, nodes: CacheTransport) -> None:
-    """What goes wrong there is raised, and a signal isn't kept waiting."""
-    write(root, SMALL)
-
-    def refuse() -> Tree:
-        raise UsageError("train.py can't be read")
-
-    with pytest.raises(UsageError, match=r"train\.py can't be read"):
-        send(root, nodes, "a", "b", read_code=refuse)
-    is_over = threading.Event()
-
-    def be_interrupted() -> Tree:
-        os.kill(os.getpid(), signal.SIGINT)
-        is_over.wait(DEADLINE_S)
-        return tree_of(root)
-
-    with pytest.raises(Interrupted):
-        send(root, nodes, "a", "b", read_code=be_interrupted)
-    is_over.set()
-    assert {path.name for path in (nodes.cache("a") / "launch").glob("*")} <= {"code"}, "launch's own"
 
 
 def read_sent(root: Path) -> dict[str, bytes | str]:
@@ -335,28 +307,6 @@ def find_family(top: int) -> list[int]:
     return family[-3:]
 
 
-def test_a_host_that_can_t_keep_the_code_gets_no_more_of_it(root: Path, nodes: CacheTransport) -> None:
-    """Its word ends what it is sent, also if much is left."""
-    write(root, {**SMALL, "noise": os.urandom(12 * MIB)})
-    got = 0
-
-    def lie(order: dict[str, Any], said: list[Any], nonce: str) -> list[Any]:
-        nonlocal got
-        got += order["type"] == messages.PIECE
-        if order["type"] == messages.PIECE and got == 1:
-            return [
-                encode(messages.TOOK),
-                encode(messages.UNPLACED, text=f"it's full{HOSTILE}", is_disk=True, is_full=True),
-            ]
-        return wants_all(order, said, nonce)
-
-    found = send_with_liar(root, nodes, lie)
-    assert found.failures == []
-    text = "it's fullboom?[2J?]0;t??launch: 0 processes left on 2 hosts"
-    assert found.delivered.findings == (Finding(("liar",), text, CACHE_FIX),)
-    assert got <= TREE_WINDOW_BYTES // PIECE_BYTES + 1
-
-
 # ---- hosts that lie -------------------------------------------------------------------------------------------------
 
 
@@ -422,8 +372,7 @@ PROBLEMS: dict[str, tuple[Lie, str]] = {
         lambda order, said, nonce: [HELLO, wanted(b"\xff" * (1 << 20))] if order.get("tree") else
         AFTER_A_PIECE(order, said, nonce), DIFFERS,
     ),
-    "done at once": (at_once(WRONG), DIFFERS),
-    "gives up at once": (at_once(encode(messages.UNPLACED, text=HOSTILE, is_disk=False, is_full=False)),
+    "gives up at once": (at_once(encode(messages.UNPLACED, text=HOSTILE, is_disk=False)),
                          "liar: boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
     "never wants the listing": (at_once(wanted(b"", needs_listing=True), WRONG), DIFFERS),
 }  # fmt: skip
@@ -464,7 +413,7 @@ def test_an_answer_after_the_answer_changes_nothing(root: Path, nodes: CacheTran
     """What fails once the code is in its place, such as the removal of older code, is no problem of this run."""
     write(root, SMALL)
     tree = tree_of(root)
-    lie = after_a_piece(placed(), encode(messages.UNPLACED, text="can't remove", is_disk=True, is_full=True))
+    lie = after_a_piece(placed(), encode(messages.UNPLACED, text="can't remove", is_disk=True))
     found = send_with_liar(root, nodes, lie, tree=tree)
     assert (found.failures, found.texts) == ([], [])
     assert found.delivered.paths[1] == "/x"
@@ -526,7 +475,7 @@ def test_a_host_that_takes_nothing_gets_a_window_of_pieces(root: Path, tmp_path:
         got["good"] += is_piece
         if is_piece and got["good"] == 9:
             wait_until(lambda: got["liar"] >= window)
-            liar.opened[0].say(encode(messages.UNPLACED, text="enough", is_disk=False, is_full=False))
+            liar.opened[0].say(encode(messages.UNPLACED, text="enough", is_disk=False))
 
     liar = LyingTransport(lie)
     good = CacheTransport(tmp_path, before_write={"good": end_at_last})

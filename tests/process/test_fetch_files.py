@@ -287,16 +287,6 @@ def test_a_host_that_looks_for_long_shows_that_it_is_there(
     assert (found.matched, found.copied) == (1, 1)
 
 
-def test_what_became_a_directory_is_an_error(workdir: Path, tmp_path: Path) -> None:
-    """The copy is of what was there before: another one needs another directory."""
-    fetch(workdir, tmp_path / "R", "outputs")
-    (workdir / "outputs/a.pt").unlink()
-    (workdir / "outputs/a.pt").mkdir()
-    (workdir / "outputs/a.pt/shard").touch()
-    with pytest.raises(LauncherError, match=r"^can't write .*/R/outputs/a\.pt: "):
-        fetch(workdir, tmp_path / "R", "outputs")
-
-
 @pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", "", ".", "a//b", "a\n", "\x1b[2J", "a/",
                                   ".x.part", "a/.Git/config", "Launcher.toml",
                                   "\u00e9" * 130, "a/" * 5000 + "a"])  # fmt: skip

@@ -18,7 +18,7 @@ from machines.probe_code import make_probe
 
 from launcher.node.kept_archives import KEPT_S
 from launcher.node.loading import in_time
-from launcher.transports.archives import PackedCode, pack, pack_node, read_package
+from launcher.transports.archives import PackedCode, pack, read_package
 from launcher.transports.bootstrap import loader_command, start_code
 
 pytestmark = pytest.mark.linux
@@ -143,18 +143,14 @@ def test_a_directory_in_which_others_may_write_is_not_used(cache: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
-@pytest.mark.parametrize("level", [0, 1, 2])
-def test_a_directory_of_another_user_is_not_used(cache: Path, level: int) -> None:
+def test_a_directory_of_another_user_is_not_used(cache: Path) -> None:
     start()
-    os.chown([cache, *cache.parents][level], 12345, -1)
+    os.chown(cache.parent, 12345, -1)
     assert start() == ("missing", "sent")
 
 
-@pytest.mark.parametrize("home", ["/dev/null", "/proc/nothing"])
-def test_without_a_directory_it_is_imported_from_memory(
-    home: str, any_python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", home)
+def test_without_a_directory_it_is_imported_from_memory(any_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
     assert start(python=any_python) == ("missing", "sent")
     assert start(python=any_python) == ("missing", "sent")
 
@@ -218,26 +214,10 @@ def test_what_nobody_has_used_for_long_is_removed(cache: Path) -> None:
     assert names == {"used", other.name}
 
 
-def test_what_is_old_goes_when_another_comes(cache: Path) -> None:
-    start()
-    old = time.time() - KEPT_S - 60
-    for path in cache.iterdir():
-        os.utime(path, (old, old))
-    assert start() == ("kept", "sent")
-    assert start(make_probe("print(1, flush=True)")) == ("missing", "1")
-    assert start() == ("missing", "sent")
-
-
 def test_a_traceback_shows_the_source(cache: Path) -> None:
     probe = make_probe("try: 1 / 0  # here\n    except ZeroDivisionError: __import__('traceback').print_exc()")
     for _ in range(2):
         assert 'probe.py", line 4, in main\n    try: 1 / 0  # here\n' in start(probe)[1]
-
-
-def test_the_node_s_own_code_is_kept(cache: Path) -> None:
-    """With bytecode of each module."""
-    assert go_on(begin(pack_node(), sys.executable), pack_node())[0] == "missing"
-    assert len(list(cache.iterdir())) == 2
 
 
 def test_what_ranks_get_of_the_code_is_nowhere_on_a_disk(tmp_path: Path) -> None:

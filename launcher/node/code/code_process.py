@@ -12,7 +12,6 @@ its place.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
@@ -33,7 +32,6 @@ Header = Dict[str, Any]
 
 _ROUNDS = messages.MOST_WANTED - 1  # of asking for files and writing them, after the listing
 _READ_BYTES = 1 << 18
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ANSWERS = (messages.PLACED, messages.UNPLACED, messages.PRUNED)
 
 
@@ -57,10 +55,10 @@ def work_and_exit(sock: socket.socket, wanted: Header, run: str, env: Mapping[st
             pass
         except OSError as error:
             text = "can't keep the code in %s: %s" % (os.fsdecode(error.filename or base), error.strerror)
-            worker.say(messages.UNPLACED, text=text, is_disk=True, is_full=error.errno in _FULL)
+            worker.say(messages.UNPLACED, text=text, is_disk=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the launcher waits for an answer
             text = "%s" if isinstance(error, GivenUpError) else "it can't read what launch sent: %s"
-            worker.say(messages.UNPLACED, text=text % error, is_disk=False, is_full=False)
+            worker.say(messages.UNPLACED, text=text % error, is_disk=False)
     finally:
         os._exit(0)
 
@@ -362,7 +360,7 @@ class CodeProcess:
                 self._conclude(header)
         if not data and self._sock is not None:
             text = "the process that takes the code was killed"
-            self._send_queue.send(messages.UNPLACED, text=text, is_disk=False, is_full=False)
+            self._send_queue.send(messages.UNPLACED, text=text, is_disk=False)
             self._end()
 
     def _conclude(self, answer: Header) -> None:

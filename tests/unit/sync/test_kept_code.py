@@ -77,6 +77,10 @@ def test_a_listing_that_names_other_places_is_refused(entry: list[object]) -> No
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    listing = json.dumps([["d", "l", 0, "."], ["d/a", "-", 0, HASH]]).encode()
-    with pytest.raises(LauncherError):
-        KeptTree.read(listing)
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    root = make_repository(tmp_path / "r", "a")
+    (entry,) = [entry for entry in KeptTree.read(keep(root, variables).listing).entries if entry.path == "a"]
+    kept = KeptTree.read(json.dumps([["d", "l", 0, "."], entry._replace(path="d/a")]).encode())
+    with pytest.raises(FileExistsError):
+        write_tree(kept, tmp_path / "copy", variables)
+    assert not (tmp_path / "copy/a").exists()

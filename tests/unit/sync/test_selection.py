@@ -229,16 +229,6 @@ def test_a_directory_with_placeholders_alone_is_left_out(tmp_path: Path) -> None
     assert found.left_out == dict.fromkeys(("cache/", "data/", "empty/"), "git has only a placeholder")
 
 
-def test_caches_of_tools_are_no_data(tmp_path: Path) -> None:
-    """Also where the tool itself makes git ignore it."""
-    caches = (".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__")
-    root = make_repository(tmp_path / "r", "train.py", ignore="data/\n*.pyc\n")
-    write_files(root, "data/x", *(f"{name}/x.pyc" for name in caches))
-    for name in caches[:3]:
-        (root / name / ".gitignore").write_text("*\n")
-    assert select(root).ignored_folders == ("data",)
-
-
 def test_a_directory_with_a_placeholder_is_sent_if_more_belongs_to_it(tmp_path: Path) -> None:
     """A link would lead to what hosts have there: stale code, or what .launchignore leaves out on purpose."""
     root = make_repository(tmp_path / "r", "gone/.gitignore", "gone/__init__.py", "ckpt/.gitkeep", "data/.gitkeep")
@@ -429,14 +419,6 @@ def test_what_cannot_be_read_is_an_error_and_not_skipped(folder_of_nobody: Path)
     assert select(root).paths == (".gitignore", ".launchignore", "keep")
     for name in ("ignored", "shut", "tracked"):
         (root / name).chmod(0o700)
-
-
-def test_untracked_caches_and_environments_stay_without_a_gitignore(tmp_path: Path) -> None:
-    repository = make_repository(tmp_path / "code", "train.py")
-    write_files(repository, "pkg/__pycache__/a.pyc", "env/pyvenv.cfg", "env/lib/x.py", "pkg/a.py", ".env")
-    selection = select(repository)
-    assert selection.paths == ("pkg/a.py", "train.py")
-    assert selection.left_out == {"pkg/__pycache__/": "cache", "env/": "virtual environment", ".env": "secrets"}
 
 
 def test_a_home_directory_is_not_sent_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

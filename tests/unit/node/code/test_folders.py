@@ -49,6 +49,7 @@ def test_all_who_mend_a_directory_at_once_find_it_whole(base: str) -> None:
     root = Path(folder.root)
     (root / "changed").write_bytes(b"mine")
     (root / "missing").unlink()
+    (root / "missing/of/mine").mkdir(parents=True)
     (root / "pkg/missing").unlink()
     (root / "pkg").rmdir()
     begin = threading.Barrier(6)
@@ -71,8 +72,10 @@ def test_all_who_mend_a_directory_at_once_find_it_whole(base: str) -> None:
     assert proof.find_wrong(folder.root, entries) == []
     kept = [path.read_bytes() for path in root.glob("changed.replaced-*")]
     assert kept.count(b"mine") == 1
+    assert len(list(root.glob("missing.replaced-*/of/mine"))) == 1
+    aside = set(root.glob("*.replaced-*"))
     folder.take_over(*make(base, *names))
-    assert len(list(root.glob("*.replaced-*"))) == len(kept), "what is right stays"
+    assert set(root.glob("*.replaced-*")) == aside, "what is right stays"
 
 
 def test_a_copy_has_the_content_of_its_entry_or_there_is_none(tmp_path: Path) -> None:

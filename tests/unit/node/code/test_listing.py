@@ -101,10 +101,3 @@ def test_a_link_out_of_the_tree_is_refused(path: str, target: str, is_inside: bo
 def test_what_is_no_listing_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         listing.decode(data)
-
-
-def test_two_entries_for_one_place_are_refused() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        listing.decode(json.dumps([["a", FILE, 0, HASH], ["a", LINK, 0, "b"]]).encode())
-    with pytest.raises(ValueError, match="a file and a directory"):
-        listing.decode(json.dumps([["a/b/c", FILE, 0, HASH], ["a", LINK, 0, "b"]]).encode())
