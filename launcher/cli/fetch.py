@@ -222,16 +222,16 @@ def _fetch_code(run_id: str, folder: Path) -> int:
 
 
 def _copy_tree(run_id: str, listing: bytes, folder: Path) -> int:
-    from launcher.sync.kept_code import KeptTree, write_tree
+    from launcher.sync.kept_code import read_listing, write_tree
 
-    kept = KeptTree.read(listing)
+    entries = read_listing(listing)
     try:
-        lacking = write_tree(kept, folder, os.environ)
+        lacking = write_tree(entries, folder, os.environ)
     except FileExistsError:
         raise UsageError(f"{folder} exists", f"name another directory: launch fetch --code {run_id} DIR") from None
     except OSError as error:
         raise LauncherError(f"can't write {folder}: {error.strerror}") from None
-    tell(f"launch: copied the code of run {run_id} ({count(len(kept.entries) - len(lacking), 'file')}) to {folder}")
+    tell(f"launch: copied the code of run {run_id} ({count(len(entries) - len(lacking), 'file')}) to {folder}")
     if lacking:
         tell(f"launch: not kept any more: {listed_names(lacking)}")
     return EXIT_FAILED if lacking else 0

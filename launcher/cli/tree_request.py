@@ -57,47 +57,42 @@ def add_tree(job: Job, request: Request) -> Job:
 def read_tree(request: Request, workdir: str | None, place: Path) -> tuple[Tree, frozenset[str]]:
     """Return the tree of the named directory, or of the one that `place` belongs to, and the paths in it."""
     from launcher.sync.code_messages import describe_left_out, refuse_large
+    from launcher.sync.kept_code import read_listing
     from launcher.sync.selection import find_root, select
     from launcher.sync.snapshot import take_snapshot
 
     root = current_directory() / request.sync if request.sync else find_root(place)
     selection = select(root, staying=(current_directory() / request.log_dir,))
     refuse_large(selection, request.sync_limit)
-    snapshot = take_snapshot(selection)
+    tree = take_snapshot(selection)
     for warning in selection.warnings:
         tell(f"launch: {warning}")
-    here = str(selection.root)
+    here = tree.root
     base = workdir or here
     ways = (here, str(root), *_find_typed_way(place, selection.root), base)
     live = tuple(dict.fromkeys(path for path in ways if not path.startswith("~")))
     links = {name: _link_ignored(selection.root, name, base) for name in selection.ignored_folders}
-    paths = frozenset(entry.path for entry in snapshot.entries)
+    paths = frozenset(entry.path for entry in read_listing(tree.listing))
     if not paths:
         raise UsageError(f"{here} has no files to send", "look at .gitignore and .launchignore, or name --sync=DIR")
     links |= {link.name: link for link in _read_links(request.link, paths, links)}
-    tree = Tree(
-        here, snapshot.listing, snapshot.hash, snapshot.files, snapshot.bytes_in_all,
-        links=tuple(links.values()), home=os.path.expanduser("~"), live=live,  # noqa: PTH111 - no error without one
-        has_src=any(path.startswith("src/") for path in paths),
-        left_out=describe_left_out(selection), kept=snapshot.kept,
-    )  # fmt: skip
-    return tree, paths
+    home = os.path.expanduser("~")  # noqa: PTH111 - no error without one
+    left_out = describe_left_out(selection)
+    return replace(tree, links=tuple(links.values()), home=home, live=live, left_out=left_out), paths
 
 
 def _put_back(tree: Tree, listing: bytes, run_id: str) -> tuple[Tree, frozenset[str]]:
     """Return the tree with the files of an earlier run instead of those of now, and the paths in it."""
-    from launcher.sync.kept_code import KeptTree, refuse_lacking
+    from launcher.sync.kept_code import read_listing, refuse_lacking
+    from launcher.sync.snapshot import make_tree
 
-    kept = KeptTree.read(listing)
-    refuse_lacking(kept, tree, run_id, os.environ)
-    paths, hashes = kept.paths, {entry.content for entry in kept.entries}
-    earlier = replace(
-        tree, listing=listing, hash=kept.hash, files=len(paths), bytes_in_all=kept.bytes_in_all,
-        links=tuple(link for link in tree.links if not _overlaps(link.name, paths)),
-        has_src=any(path.startswith("src/") for path in paths),
-        kept={name: content for name, content in tree.kept.items() if name in hashes},
-    )  # fmt: skip
-    return earlier, paths
+    entries = read_listing(listing)
+    refuse_lacking(entries, tree, run_id, os.environ)
+    paths, hashes = frozenset(entry.path for entry in entries), {entry.content for entry in entries}
+    kept = {name: content for name, content in tree.kept.items() if name in hashes}
+    links = tuple(link for link in tree.links if not _overlaps(link.name, paths))
+    earlier = make_tree(tree.root, entries, kept)
+    return replace(earlier, links=links, home=tree.home, live=tree.live, left_out=tree.left_out), paths
 
 
 def _find_typed_way(place: Path, root: Path) -> list[str]:

@@ -5,50 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.errors import LauncherError, UsageError
 from launcher.escapes import listed_names
 from launcher.job.tree import Tree
 from launcher.node.code.folders import copy_file, find_base, make_base, write_file
-from launcher.node.code.listing import LINK, Entry, decode, hash_file, hash_listing
+from launcher.node.code.listing import LINK, Entry, decode, hash_file
 from launcher.private_files import make_private
 from launcher.sync.contents import Contents, path_of
 
 _KEPT_S = 30 * 86400.0  # after the last run that has sent it
 
 
-@dataclass(frozen=True, slots=True)
-class KeptTree:
-    """The tree of an earlier run."""
-
-    listing: bytes
-    entries: tuple[Entry, ...]
-
-    @staticmethod
-    def read(listing: bytes) -> KeptTree:
-        """Read a listing; raise LauncherError if it is damaged."""
-        try:
-            return KeptTree(listing, tuple(decode(listing)))
-        except ValueError as error:
-            raise LauncherError(f"the listing of the run's code is damaged: {error}") from None
-
-    @property
-    def hash(self) -> str:
-        """The hash that names it."""
-        return hash_listing(self.listing)
-
-    @property
-    def bytes_in_all(self) -> int:
-        """The size of its files."""
-        return sum(entry.size for entry in self.entries)
-
-    @property
-    def paths(self) -> frozenset[str]:
-        """The paths in it."""
-        return frozenset(entry.path for entry in self.entries)
+def read_listing(listing: bytes) -> list[Entry]:
+    """Return the files of an earlier run; raise LauncherError if their listing is damaged."""
+    try:
+        return decode(listing)
+    except ValueError as error:
+        raise LauncherError(f"the listing of the run's code is damaged: {error}") from None
 
 
 def keep_contents(tree: Tree, variables: Mapping[str, str]) -> None:
@@ -84,10 +60,10 @@ def _remove_older(base: str, limit: float) -> None:
                 path.unlink()
 
 
-def refuse_lacking(kept: KeptTree, tree: Tree, run_id: str, variables: Mapping[str, str]) -> None:
+def refuse_lacking(entries: Iterable[Entry], tree: Tree, run_id: str, variables: Mapping[str, str]) -> None:
     """Raise UsageError if this machine lacks files of an earlier run; tree: that of now, which may have them."""
     contents, lacking = Contents(tree, variables), []
-    for entry in kept.entries:
+    for entry in entries:
         if entry.kind != LINK:
             try:
                 contents.find(entry)
@@ -98,14 +74,14 @@ def refuse_lacking(kept: KeptTree, tree: Tree, run_id: str, variables: Mapping[s
         raise UsageError(text, "omit --same-code to run the code of now")
 
 
-def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> list[str]:
+def write_tree(entries: Sequence[Entry], folder: Path, variables: Mapping[str, str]) -> list[str]:
     """Write the files of a tree to a new directory; return the paths of those that this machine keeps no more.
 
     Raise OSError if it can't be written.
     """
     base, lacking = find_base(variables), []
     folder.mkdir(mode=0o700)
-    for entry in kept.entries:
+    for entry in entries:
         path = folder / entry.path
         if path.parent != folder:
             make_private(path.parent, folder, exist_ok=True)
@@ -113,7 +89,7 @@ def write_tree(kept: KeptTree, folder: Path, variables: Mapping[str, str]) -> li
             continue
         if not copy_file(path_of(base, entry.content), entry, str(path)):
             lacking.append(entry.path)
-    for entry in kept.entries:  # last, so that nothing is written through one
+    for entry in entries:  # last, so that nothing is written through one
         if entry.kind == LINK:
             (folder / entry.path).symlink_to(entry.content)
     return lacking

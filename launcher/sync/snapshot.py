@@ -10,12 +10,11 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
 from launcher.escapes import shown
+from launcher.job.tree import Tree
 from launcher.node.code import listing
 from launcher.node.code.listing import Entry
 from launcher.sync.selection import Selection
@@ -30,24 +29,7 @@ _IS_GONE = (errno.ENOENT, errno.ENOTDIR)
 _IS_SOCKET = (errno.ENXIO, errno.EOPNOTSUPP)  # the second on a Mac
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a run's code is: its entries, sorted, their listing as it is sent, and the hash that names the tree.
-
-    bytes_in_all: of the files; files: how many entries there are, links included; kept: the contents of small files,
-    by hash.
-    """
-
-    root: Path
-    entries: tuple[Entry, ...]
-    listing: bytes
-    hash: str
-    bytes_in_all: int
-    files: int
-    kept: Mapping[str, bytes]
-
-
-def take_snapshot(selection: Selection) -> Snapshot:
+def take_snapshot(selection: Selection) -> Tree:
     """Read and hash what was selected; raise UsageError for a file that can't be read. What is gone is skipped."""
     entries: list[Entry] = []
     kept: dict[str, bytes] = {}
@@ -69,10 +51,15 @@ def take_snapshot(selection: Selection) -> Snapshot:
                 kept[entry.content] = content
     finally:
         os.close(folder)
+    return make_tree(str(selection.root), entries, kept)
+
+
+def make_tree(root: str, entries: Sequence[Entry], kept: Mapping[str, bytes]) -> Tree:
+    """Return the tree of these files, as it lies in the directory `root`; kept: the contents of small ones, by hash."""
     encoded = listing.encode(entries)
-    return Snapshot(
-        selection.root, tuple(entries), encoded, listing.hash_listing(encoded),
-        sum(entry.size for entry in entries), len(entries), kept,
+    return Tree(
+        root, encoded, listing.hash_listing(encoded), len(entries), sum(entry.size for entry in entries),
+        has_src=any(entry.path.startswith("src/") for entry in entries), kept=kept,
     )  # fmt: skip
 
 

@@ -133,8 +133,7 @@ def write(root: Path, files: Mapping[str, bytes]) -> None:
 
 
 def tree_of(root: Path) -> Tree:
-    found = take_snapshot(select(root))
-    return Tree(str(root), found.listing, found.hash, found.files, found.bytes_in_all, kept=found.kept)
+    return take_snapshot(select(root))
 
 
 async def start(root: Path, transport: Transport, *names: str, tree: Tree | None = None, run: str = "test") -> Sent:

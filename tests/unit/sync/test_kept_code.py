@@ -13,7 +13,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.job.tree import Tree
 from launcher.node.code.folders import find_base
 from launcher.sync.contents import path_of
-from launcher.sync.kept_code import KeptTree, keep_contents, refuse_lacking, write_tree
+from launcher.sync.kept_code import keep_contents, read_listing, refuse_lacking, write_tree
 from launcher.sync.selection import select
 from launcher.sync.snapshot import take_snapshot
 
@@ -21,8 +21,7 @@ HASH = "0" * 64
 
 
 def keep(root: Path, variables: dict[str, str]) -> Tree:
-    found = take_snapshot(select(root))
-    tree = Tree(str(root), found.listing, found.hash, found.files, found.bytes_in_all, kept=found.kept)
+    tree = take_snapshot(select(root))
     keep_contents(tree, variables)
     return tree
 
@@ -39,8 +38,7 @@ def test_code_comes_back_as_it_was(tmp_path: Path) -> None:
     tree = keep(root, variables)
     (root / "a.py").write_text("other")
     (root / "large").unlink()
-    kept = KeptTree.read(tree.listing)
-    assert (kept.hash, kept.bytes_in_all) == (tree.hash, tree.bytes_in_all)
+    kept = read_listing(tree.listing)
     refuse_lacking(kept, Tree(str(root), b"", "", 0, 0, kept={HASH: b""}), "R", variables)
     assert write_tree(kept, tmp_path / "copy", variables) == []
     assert take_snapshot(select(tmp_path / "copy")).listing == tree.listing
@@ -53,8 +51,8 @@ def test_code_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_code_that_is_lost_or_damaged_is_named(tmp_path: Path) -> None:
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     root = make_repository(tmp_path / "r", "a.py", "b.py", "c.py")
-    kept = KeptTree.read(keep(root, variables).listing)
-    places = {entry.path: Path(path_of(find_base(variables), entry.content)) for entry in kept.entries}
+    kept = read_listing(keep(root, variables).listing)
+    places = {entry.path: Path(path_of(find_base(variables), entry.content)) for entry in kept}
     places["a.py"].unlink()
     places["b.py"].write_text("b.pY")
     assert write_tree(kept, tmp_path / "copy", variables) == ["a.py", "b.py"]
@@ -73,14 +71,14 @@ def test_code_that_is_lost_or_damaged_is_named(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_listing_that_names_other_places_is_refused(entry: list[object]) -> None:
     with pytest.raises(LauncherError):
-        KeptTree.read(json.dumps([entry]).encode())
+        read_listing(json.dumps([entry]).encode())
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     root = make_repository(tmp_path / "r", "a")
-    (entry,) = [entry for entry in KeptTree.read(keep(root, variables).listing).entries if entry.path == "a"]
-    kept = KeptTree.read(json.dumps([["d", "l", 0, "."], entry._replace(path="d/a")]).encode())
+    (entry,) = [entry for entry in read_listing(keep(root, variables).listing) if entry.path == "a"]
+    kept = read_listing(json.dumps([["d", "l", 0, "."], entry._replace(path="d/a")]).encode())
     with pytest.raises(FileExistsError):
         write_tree(kept, tmp_path / "copy", variables)
     assert not (tmp_path / "copy/a").exists()
