@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from launcher.errors import UsageError
 from launcher.escapes import one_line
 from launcher.job.tree import Tree
 from launcher.node.code import folders
-from launcher.node.code.listing import Entry, hash_file
+from launcher.node.code.listing import LINK, Entry, hash_file
 from launcher.node.messages import PIECE, PIECE_BYTES, encode
 
 # The controller of a detached run reads what was sent to its host, where it may be removed before that is held.
@@ -83,40 +83,29 @@ def _open(path: str, flags: int) -> int:
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------
 
-Parts = tuple[tuple[int, int, int], ...]  # each: the file's place in the listing, where the part begins and ends
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A message with parts of files, whose bytes all the nodes share that it goes to."""
+    """A message with a part of what some nodes want, whose bytes all of them share."""
 
     header: Mapping[str, Any]
     message: bytes
-    sent_bytes: int  # of its payload
+    size_bytes: int
+    sent_bytes: int  # of its payload, which may be compressed
 
 
-def cut(wanted: Iterable[int], entries: Sequence[Entry]) -> Iterator[Parts]:
-    """Yield which parts of the wanted files go together in a piece, in order; an empty file needs none."""
-    parts: list[tuple[int, int, int]] = []
-    room = PIECE_BYTES
-    for index in wanted:
-        size = entries[index].size
-        for begin in range(0, size, PIECE_BYTES):
-            end = min(size, begin + PIECE_BYTES)
-            if end - begin > room:
-                yield tuple(parts)
-                parts, room = [], PIECE_BYTES
-            parts.append((index, begin, end))
-            room -= end - begin
-    if parts:
-        yield tuple(parts)
+def find_wanted(bits: bytes, entries: Sequence[Entry]) -> list[int]:
+    """Return the places in the listing of the files that a node wants; bits: one for each place."""
+    most = min(len(entries), 8 * len(bits))
+    return [place for place in range(most) if bits[place // 8] >> place % 8 & 1 and entries[place].kind != LINK]
 
 
 class Pieces:
-    """Reads and compresses each piece of a tree once, for all the nodes that want it at about the same time.
+    """Reads and compresses each piece of a tree once, for all the nodes that want the same at about the same time.
 
-    However many nodes there are and however far apart they get, _MOST_KEPT pieces are kept besides those on their way.
-    For a node that is further behind, its pieces are made again.
+    The contents that a node wants are one stream, cut into pieces of PIECE_BYTES. However many nodes there are and
+    however far apart they get, _MOST_KEPT pieces are kept besides those on their way. For a node that is further
+    behind, its pieces are made again.
     """
 
     def __init__(self, entries: Sequence[Entry], find: Callable[[Entry], bytes | str]) -> None:
@@ -124,27 +113,33 @@ class Pieces:
         self._entries = entries
         self._find = find
         self._found: dict[int, bytes | str] = {}  # by the place in the listing: to find a file hashes all of it
-        self._kept: dict[Parts, Piece] = {}  # the one that was used last is at the end
+        self._kept: dict[tuple[bytes, int], Piece] = {}  # the one that was used last is at the end
         self._making = asyncio.Lock()
 
-    async def get(self, parts: Parts) -> Piece:
-        """Return the piece with these parts; raise UsageError if a file has changed."""
+    async def get(self, bits: bytes, begin: int) -> Piece:
+        """Return the piece that begins there; raise UsageError if a file has changed. bits: what is wanted."""
         async with self._making:  # whoever waits finds it made
-            piece = self._kept.pop(parts, None)
+            piece = self._kept.pop((bits, begin), None)
             if piece is None:
-                piece = await call_in_thread(lambda: self._make(parts))
-            self._kept[parts] = piece
+                piece = await call_in_thread(lambda: self._make(bits, begin))
+            self._kept[bits, begin] = piece
             if len(self._kept) > _MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
         return piece
 
-    def _make(self, parts: Parts) -> Piece:
-        content = b"".join(self._read(*part) for part in parts)
+    def _make(self, bits: bytes, begin: int) -> Piece:
+        parts, place = [], 0  # in the stream
+        for index in find_wanted(bits, self._entries):
+            size = self._entries[index].size
+            first, last = max(begin - place, 0), min(begin + PIECE_BYTES - place, size)
+            parts += [self._read(index, first, last)] if first < last else []
+            place += size
+        content = b"".join(parts)
         sample = content[:_SAMPLE_BYTES]
         is_packed = len(zlib.compress(sample, _LEVEL)) < _WORTH_IT * len(sample)
         payload = zlib.compress(content, _LEVEL) if is_packed else content
         header = {"type": PIECE, "is_packed": is_packed}
-        return Piece(header, encode(PIECE, payload, is_packed=is_packed), len(payload))
+        return Piece(header, encode(PIECE, payload, is_packed=is_packed), len(content), len(payload))
 
     def _read(self, index: int, begin: int, end: int) -> bytes:
         """Read a part; a file that became shorter is filled up, and so has another hash."""

@@ -18,7 +18,7 @@ from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.sync.code_messages import progress_words
-from launcher.sync.contents import Contents, Parts, Pieces, cut
+from launcher.sync.contents import Contents, Pieces, find_wanted
 from launcher.wording import listed
 
 _MOST_NAMES = 3
@@ -76,7 +76,6 @@ class Delivery:
         self._streams: list[asyncio.Task[None]] = []
         self._entries = listing.decode(tree.listing)
         self._pieces = Pieces(self._entries, contents.find)
-        self._plans: dict[bytes, tuple[list[int], list[Parts]]] = {}  # by what a node lacks
         self._lacking: set[int] = set()
         self._sent_bytes = 0
         self._wanted_bytes = self._done_bytes = 0  # before compression
@@ -142,23 +141,22 @@ class Delivery:
             self._pieces = Pieces(self._entries, self._contents.find)
         pieces = self._pieces
         node.has_asked = True
-        if bits not in self._plans:
-            wanted = find_wanted(bits, self._entries)
-            self._plans[bits] = wanted, list(cut(wanted, self._entries))
-        wanted, plan = self._plans[bits]
+        wanted = find_wanted(bits, self._entries)
         self._lacking.update(wanted)
-        self._wanted_bytes += sum(self._entries[place].size for place in wanted)
-        for parts in plan:
+        begin, size_bytes = 0, sum(self._entries[place].size for place in wanted)
+        self._wanted_bytes += size_bytes
+        while begin < size_bytes:
             while sum(node.in_transit) + messages.PIECE_BYTES > messages.TREE_WINDOW_BYTES:
                 node.has_taken.clear()
                 await node.has_taken.wait()
-            piece = await pieces.get(parts)
+            piece = await pieces.get(bits, begin)
             if self._is_over(index):
                 return
             node.in_transit.append(piece.sent_bytes)
             self._sent_bytes += piece.sent_bytes
             self._session.pass_on(index, piece.header, piece.message)
-            self._done_bytes += sum(end - begin for _, begin, end in parts)
+            begin += piece.size_bytes
+            self._done_bytes += piece.size_bytes
             hosts = sum(each.has_asked for each in self._nodes)
             self._session.doing = progress_words(self._done_bytes, self._wanted_bytes, hosts)
 
@@ -188,12 +186,6 @@ class Delivery:
         files = [entry for entry in self._entries if entry.kind != listing.LINK]
         lacking = sum(entry.content in contents for entry in files)
         return len(self._entries) if lacking == len(files) else lacking
-
-
-def find_wanted(bits: bytes, entries: Sequence[listing.Entry]) -> list[int]:
-    """Return the places in the listing of the files that a node wants; bits: one for each place."""
-    most = min(len(entries), 8 * len(bits))
-    return [place for place in range(most) if bits[place // 8] >> place % 8 & 1 and entries[place].kind != listing.LINK]
 
 
 async def send_code(session: Session, tree: Tree, variables: Mapping[str, str]) -> Delivered:

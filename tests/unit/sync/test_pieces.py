@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from launcher.node.code.listing import FILE, LINK, Entry
 from launcher.node.messages import PIECE_BYTES, Decoder
 from launcher.sync import contents
-from launcher.sync.contents import Parts, Pieces, cut
-from launcher.sync.delivery import find_wanted
+from launcher.sync.contents import Pieces, find_wanted
 
 MIB = 1 << 20
 
@@ -46,9 +45,13 @@ class Source:
     async def read(self, *wanted: int) -> bytes:
         """Return all that a node gets that wants these."""
         data = b""
-        for parts in cut(wanted, self.entries):
-            data += unpack((await self.pieces.get(parts)).message)
+        while len(data) < sum(self.entries[number].size for number in wanted):
+            data += unpack((await self.pieces.get(bits_of(*wanted), len(data))).message)
         return data
+
+
+def bits_of(*wanted: int) -> bytes:
+    return sum(1 << number for number in wanted).to_bytes(2, "little")
 
 
 def unpack(message: bytes) -> bytes:
@@ -58,24 +61,10 @@ def unpack(message: bytes) -> bytes:
     return data
 
 
-@pytest.mark.parametrize(
-    ("sizes", "parts"),
-    [
-        ([9, 0, 100], [[(0, 0, 9), (2, 0, 100)]]),
-        ([2 * MIB], [[(0, 0, MIB)], [(0, MIB, 2 * MIB)]]),
-        ([MIB - 1, 1, 1], [[(0, 0, MIB - 1), (1, 0, 1)], [(2, 0, 1)]]),
-        ([3, MIB + 5, 7], [[(0, 0, 3)], [(1, 0, MIB)], [(1, MIB, MIB + 5), (2, 0, 7)]]),
-    ],
-)  # fmt: skip
-def test_where_pieces_begin_and_end(sizes: list[int], parts: list[list[tuple[int, int, int]]]) -> None:
-    entries = [Entry(str(number), FILE, size, "") for number, size in enumerate(sizes)]
-    assert [list(each) for each in cut(range(len(sizes)), entries)] == parts
-
-
 def test_what_shrinks_is_compressed_and_the_rest_is_sent_as_it_is() -> None:
     files = [b"spam " * 20000, os.urandom(MIB), os.urandom(64 << 10) + bytes(MIB // 2)]
     source = Source(files)
-    text, noise, mixed = (asyncio.run(source.pieces.get(parts)) for parts in cut(range(3), source.entries))
+    text, noise, mixed = (asyncio.run(source.pieces.get(bits_of(number), 0)) for number in range(3))
     assert text.header["is_packed"] and text.sent_bytes < 2000
     assert not noise.header["is_packed"] and noise.sent_bytes == MIB
     assert not mixed.header["is_packed"], "its beginning decides"
@@ -110,8 +99,6 @@ def test_a_node_gets_exactly_what_it_wants(sizes: list[int], wanted: set[int]) -
     source = Source([bytes([number]) * size for number, size in enumerate(sizes)])
     chosen = [number for number in range(len(sizes)) if number in wanted]
     assert asyncio.run(source.read(*chosen)) == b"".join(source.files[number] for number in chosen)
-    plans: list[Parts] = list(cut(chosen, source.entries))
-    assert all(sum(end - begin for _, begin, end in parts) <= PIECE_BYTES for parts in plans)
 
 
 @given(st.binary(max_size=4))
