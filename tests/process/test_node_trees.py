@@ -126,20 +126,6 @@ def test_what_is_damaged_is_asked_for_again_and_told(start: Any, tmp_path: Path)
     assert {path: data for path, data in read(root).items() if path in FILES} == FILES
 
 
-def test_a_file_that_comes_with_another_content_is_never_kept(start: Any, cache: Path) -> None:
-    code = Code(FILES)
-    talk = Talk(start(), code)
-    assert talk.ask() == ["empty", "pkg/copy.py", "train.py"]
-    talk.send("pkg/copy.py")
-    for _ in range(2):
-        talk.send("train.py", damage=b"print(0)\n")
-        assert code.wanted(talk.request()) == ["train.py"]
-    talk.send("train.py", damage=b"print(0)\n")
-    answer = talk.answer()  # it is not wanted again
-    assert answer["wrong"] == ["train.py"]
-    assert b"print(0)\n" not in read(cache).values()
-
-
 def test_links_lead_outside_and_what_a_run_wrote_there_stays(start: Any, tmp_path: Path) -> None:
     live, data = tmp_path / "live", tmp_path / "data"
     data.mkdir()
@@ -306,20 +292,6 @@ def test_nothing_that_a_run_wrote_is_ever_lost(start: Any, tmp_path: Path, is_be
     left = cleaner.wait_for(messages.PRUNED)["left"]
     assert {how: path.read_text() for how, path in mine.items()} == dict.fromkeys(mine, "mine")
     assert left == ([] if is_behind_a_link and not root.exists() else [str(root)])
-
-
-def test_a_directory_whose_listing_is_damaged_is_named_for_good(start: Any) -> None:
-    """Nobody knows what in it was sent, so nothing is removed; whoever cleans twice hears of it twice."""
-    node = start()
-    root = Talk(node, Code(FILES)).deliver()
-    node.stop()
-    node.wait_until_gone()
-    (root.parent / "listing").write_bytes(b"[[")
-    for number in range(2):
-        cleaner = start(f"clean{number}")
-        cleaner.prepare(tree={"is_prune": True, "is_dry": False})
-        assert cleaner.wait_for(messages.PRUNED)["left"] == [str(root)]
-    assert (root / "train.py").read_bytes() == FILES["train.py"]
 
 
 def test_cleaning_removes_what_hosts_keep_of_launch_itself(start: Any, cache: Path) -> None:

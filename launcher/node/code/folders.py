@@ -106,6 +106,7 @@ class Folder:
         self.path = path
         self.name = name
         self.lock_fd = -1
+        self._made: set[str] = set()  # directories for its files
 
     @property
     def root(self) -> str:
@@ -192,8 +193,11 @@ class Folder:
 
     def make_room(self, entry: Entry) -> str:
         """Return the path of a file, and make the directories above it."""
-        path = os.path.join(self.root, entry.path)
-        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        path = "%s/%s" % (self.root, entry.path)
+        above = os.path.dirname(path)
+        if above not in self._made:
+            os.makedirs(above, 0o755, exist_ok=True)
+            self._made.add(above)
         return path
 
     def take_over(self, fresh: Folder, entries: Iterable[Entry]) -> None:

@@ -65,8 +65,12 @@ def test_contents_are_cut_anywhere(tmp_path: Path, pieces: list[bytes]) -> None:
 
 
 def test_a_damaged_content_is_not_kept_and_is_wanted_again(tmp_path: Path) -> None:
+    """Twice; then it is named."""
     said = take(tmp_path, piece(b"012345678?spam"), piece(b"0123456789"))
     assert (wanted(said), said[-1]["wrong"]) == ([b"\x07", b"\x01"], [])
+    said = take(tmp_path / "other", piece(b"012345678?spam"), piece(b"012345678?"), piece(b"012345678?"))
+    assert (wanted(said), said[-1]["wrong"]) == ([b"\x07", b"\x01", b"\x01"], ["a", "d"])
+    assert sorted(path.name for path in Path(said[-1]["path"]).iterdir()) == ["b", "c"]
 
 
 BAD = {

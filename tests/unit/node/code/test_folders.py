@@ -49,7 +49,6 @@ def test_all_who_mend_a_directory_at_once_find_it_whole(base: str) -> None:
     root = Path(folder.root)
     (root / "changed").write_bytes(b"mine")
     (root / "missing").unlink()
-    (root / "missing/of/mine").mkdir(parents=True)
     (root / "pkg/missing").unlink()
     (root / "pkg").rmdir()
     begin = threading.Barrier(6)
@@ -72,10 +71,14 @@ def test_all_who_mend_a_directory_at_once_find_it_whole(base: str) -> None:
     assert proof.find_wrong(folder.root, entries) == []
     kept = [path.read_bytes() for path in root.glob("changed.replaced-*")]
     assert kept.count(b"mine") == 1
-    assert len(list(root.glob("missing.replaced-*/of/mine"))) == 1
     aside = set(root.glob("*.replaced-*"))
     folder.take_over(*make(base, *names))
     assert set(root.glob("*.replaced-*")) == aside, "what is right stays"
+    (root / "missing").unlink()
+    (root / "missing/of/mine").mkdir(parents=True)
+    folder.take_over(*make(base, *names))
+    assert (root / "missing").read_bytes() == DATA
+    assert len(list(root.glob("missing.replaced-*/of/mine"))) == 1
 
 
 def test_a_copy_has_the_content_of_its_entry_or_there_is_none(tmp_path: Path) -> None:
@@ -103,3 +106,14 @@ def test_what_a_killed_process_has_begun_is_removed_and_what_another_one_fills_s
     fresh.unlock()  # its process has not locked it yet
     folders.prune(base)
     assert {path.name for path in Path(base, "trees").iterdir()} == {Path(each.path).name for each in (filled, fresh)}
+
+
+def test_a_directory_whose_listing_is_damaged_is_named_for_good(base: str) -> None:
+    """Nobody knows what in it was sent, so nothing is removed; whoever cleans twice hears of it twice."""
+    fresh, _ = make(base, "a")
+    folder = folders.appear(fresh, folders.open_folder(base, "run", "f" * 64, "proj"))
+    folder.unlock()
+    Path(folder.path, "listing").write_bytes(b"[[")
+    for _ in range(2):
+        assert folders.prune(base, kept=0) == (0, 0, [folder.root])
+    assert Path(folder.root, "a").read_bytes() == DATA

