@@ -9,12 +9,11 @@ import signal
 import socket
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 
 import pytest
 from launching import Launch, Running, shell
-from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
+from machines.patience import NEVER_S, long_enough, slowed
 from machines.processes import wait_until
 from ssh_hosts import SshHosts, is_alive, send_signal
 from terminal import Terminal
@@ -125,26 +124,6 @@ def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:
     assert done.record["result"]["cause"]["what"] == "hang"
 
 
-def test_a_progress_bar_is_a_sign_of_life(launch: Launch) -> None:
-    """One rank of four redraws its line, without a newline, for longer than the time-out; the others are silent."""
-    script = """
-        i=0
-        until [ -e go ]; do
-            sleep 0.1; i=$((i + 1))
-            [ $RANK != 3 ] || { printf "\\r$i of 100"; >redrawn; }
-        done
-    """
-    option, timeout = hang_timeout(SHELLS_S)
-    running = launch.start(option, timeout, *shell(script))
-    assert wait_until((launch.folder / "redrawn").exists)
-    over_at = time.monotonic() + 1.7 * float(timeout)
-    assert wait_until(lambda: time.monotonic() > over_at, DEADLINE_S)
-    running.go()
-    done = running.finish()
-    assert done.exit_code == 0
-    assert "no output" not in done.stderr
-
-
 def test_ctrl_backslash_before_there_is_a_rank(launch: Launch, hosts: SshHosts) -> None:
     with socket.create_server(("127.0.0.2", 0)) as mute:
         config = hosts.write_config(launch.folder / "config", node2={"Port": mute.getsockname()[1]})
@@ -154,21 +133,6 @@ def test_ctrl_backslash_before_there_is_a_rank(launch: Launch, hosts: SshHosts) 
         running.wait_for("launch: no stacks to show: no rank is running")
         running.signal(signal.SIGINT)
         assert running.finish().exit_code == 130
-
-
-def test_a_node_that_is_frozen_is_named_as_silent(launch: Launch, hosts: SshHosts) -> None:
-    running = launch.start(*hang(launch))
-    running.wait_for_ranks()
-    hosts["node2"].freeze()
-    try:
-        running.signal(signal.SIGQUIT)
-        running.wait_for("launch: full text in")
-    finally:
-        hosts["node2"].thaw()
-    assert "(node2 rank 2 and node2 rank 3 differ from 2 others)" in running.stderr
-    assert "  2 ranks on node2 (2-3):\n    no response from its host\n" in running.stderr
-    open_gate(launch, running)
-    assert running.finish().exit_code == 0
 
 
 IN_BACKGROUND = ("sh", "-c", '"$@" & echo $! >launcher.pid; wait $!', "sh")

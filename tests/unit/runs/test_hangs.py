@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace as Fake
 
 from launcher.node import messages
+from launcher.output.lines import STDOUT
+from launcher.output.node_output import NodeOutput
 from launcher.runs import hangs
 from launcher.runs.hangs import StackTaker
 from launcher.session.connection import Event
@@ -86,3 +88,19 @@ def test_nodes_that_do_not_answer_in_time_are_told(monkeypatch):
 
     asyncio.run(run())
     assert "    no response from its host" in said
+
+
+def test_what_counts_as_a_sign_of_life():
+    """Half a line does, as of a progress bar; torchrun's lines don't. Gaps mean something from the third line on."""
+    output = NodeOutput("node1", None, None)
+    output.feed(None, STDOUT, b"torchrun says\n" * 9)
+    assert (output.heard_at, output.has_rhythm) == (0.0, False)
+    output.feed(0, STDOUT, b"\r 1 of 100")
+    heard_at = output.heard_at
+    output.feed(0, STDOUT, b"\r 2 of 100")
+    assert output.heard_at > heard_at > 0.0 and output.longest_gap_s > 0.0
+    rhythms = []
+    for rank in (1, 2, 1, 1):
+        output.feed(rank, STDOUT, b"line\n")
+        rhythms.append(output.has_rhythm)
+    assert rhythms == [False, False, False, True], "of one rank"
