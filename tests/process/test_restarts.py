@@ -146,13 +146,6 @@ def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
     assert [attempt["progress"] for attempt in done.record["attempts"]] == [True, True, True, False]
 
 
-def test_an_old_checkpoint_is_no_progress(tmp_path: Path) -> None:
-    (tmp_path / "saves").mkdir()
-    (tmp_path / "saves" / "old").touch()
-    done = run(tmp_path, FAILS.format(codes="3 3 3"), restarts=9, progress_dir="saves", saved_s=0)
-    assert done.words[-2].endswith(": the same failure twice without progress")
-
-
 def test_a_progress_dir_that_no_host_has_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, FAILS.format(codes="3"), restarts=1, progress_dir="savse")
     text = "launch: no host has the directory savse (--progress-dir) yet, so nothing counts as progress"
