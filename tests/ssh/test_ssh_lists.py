@@ -166,7 +166,7 @@ def test_a_host_that_was_lost_is_named_before_the_next_run(launch: Launch, tmp_p
     (run,) = runs.read()
     fix = "test it, or remove that run with launch ps --forget RUN"
     done = launch.run(*shell("true"))
-    warning = "  node2: lost 3 days ago, in run 20261120-091233"
+    warning = "  node2: lost 3 days ago, in run RUN"
     assert (done.exit_code, done.words.count(f"{warning}; fix: {fix}")) == (0, 1), str(done)
     done = launch.run_command("check", *launch.hosts_words, "--start=plain", "--nproc", "1", "--cpu")
     text = f"node2 lost 3 days ago, in run 20261120-091233 fix: {fix}"
