@@ -34,7 +34,7 @@ class StateKeeper:
         self.state = RunState(Activity.STARTING, wall_clock(), RestartCount())
 
     def change(self, what: Activity, **values: Any) -> None:
-        """Note what the run does from now on; values: of RunState. A wait goes on, whichever hosts it is for."""
+        """Note what the run does from now on; values: of RunState. A wait continues, whichever hosts it is for."""
         since = self.state.since if what is self.state.what else wall_clock()
         self.state = RunState(what, since, self.state.restarts, **values)
         if what is not Activity.WAITING:
