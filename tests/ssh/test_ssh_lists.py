@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -123,12 +122,11 @@ def test_a_sick_host_is_named_while_it_is_waited_for(
         ["20261120-091235", "local", "killed"],
         ["20261120-091233", "sick", "unknown"],
     ]
-    assert re.fullmatch(
+    assert said.err == (
         "launch: waiting for node2\n"
         "launch: 1 host can't be used:\n"
-        r"  node2: no answer within [0-9.]+ s\n"
-        "    fix: log in there, and see whether it is overloaded or a file system doesn't respond\n",
-        said.err,
+        "  node2: launch doesn't respond there any more\n"
+        "    fix: log in there, and see whether it is overloaded or a file system doesn't respond\n"
     )
     with pytest.raises(SystemExit):
         cli.main(["ps", "--json"])
