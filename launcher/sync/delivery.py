@@ -125,8 +125,7 @@ class Delivery:
         node.has_taken.set()
 
     def _take_answer(self, event: Event) -> None:
-        node = self._nodes[event.index]
-        node.answer = node.answer or event
+        self._nodes[event.index].answer = event
 
     # ---- sending ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -199,31 +198,6 @@ def test_a_run_of_which_only_leftover_processes_live_is_over_with_them(place: Pa
     # Two hosts of a run may be one machine.
     other = {**left, "mark": "marked.ab12.1", "is_owned": True}
     assert [folder for folder in run_folders.find_folders([left, other]) if folder["run"] == marked] == []
-
-
-def test_what_can_t_be_removed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user who is not root, whom no mode stops."""
-    with TemporaryDirectory() as base:
-        monkeypatch.setenv("TMPDIR", base)
-        path = make(Path(base), "killed", note_of())
-        (path / "files" / "dump").touch()
-        (path / "files").chmod(0o500)
-        read_end, write_end = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                if os.geteuid() == 0:
-                    for each in (Path(base), path, path / "files"):
-                        os.chown(each, NOBODY, -1)
-                    os.setuid(NOBODY)
-                os.write(write_end, repr(run_folders.remove_folders([str(path)])).encode())
-            finally:
-                os._exit(0)
-        os.close(write_end)
-        with os.fdopen(read_end) as answer:
-            assert answer.read() == repr([[str(path), "files/dump: Permission denied"]])
-        os.waitpid(child, 0)
-        (path / "files").chmod(0o700)
 
 
 def find_over(nodes: Nodes, node: Node) -> tuple[Node, list[str]]:

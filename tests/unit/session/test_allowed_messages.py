@@ -30,6 +30,7 @@ STACK = {"type": "stack", "number": 1, "local_rank": 0, "pid": 7, "size": 1 << 2
 FILE = {"type": "file", "name": "trace_0", "size": 16 << 20}
 
 PREPARE = {"type": "prepare", "facts": True}
+SEND = {"type": "prepare", "tree": {"hash": "5f3a91c"}}
 ROUTE = {"type": "route"}
 PROBE = {"type": "probe", "targets": [["10.0.0.1", 1], ["10.0.0.2", 2]]}
 START = {"type": "start", "local_ranks": [0, 1], "processes": []}
@@ -46,7 +47,12 @@ def exit_of(local_rank: int) -> Header:
     return {"type": "exit", "local_rank": local_rank, "age_s": 0, "was_stopping": False, "code": 0, "signal": None}
 
 
-ASKED = (PREPARE, ROUTE, PROBE, START, SHORT, STACKS, STOP)
+WANTED = {"type": "wanted", "needs_listing": False, "size": 1 << 20}
+TOOK = {"type": "took"}
+PLACED = {"type": "placed", "path": "/x", "wrong": [], "repaired": [], "empty": [], "moved": []}
+PIECE = {"type": "piece"}
+
+ASKED = (PREPARE, SEND, PIECE, ROUTE, PROBE, START, SHORT, STACKS, STOP)
 BEGUN = (PREPARE, HELLO, START, started(0), started(1))
 
 
@@ -70,6 +76,8 @@ def talk(*said: Header) -> AllowedMessages:
          {**FILE, "name": "trace_1"}),
         # torchrun died of its import; a port was taken, and the way is asked for once more.
         (PREPARE, HELLO, ENDED, FACTS, ROUTE, ROUTED, ROUTE, ROUTED),
+        # It takes code, of which it wants some twice again.
+        (SEND, HELLO, *4 * [WANTED], PIECE, TOOK, PIECE, TOOK, PLACED),
         # A plain command, which ends by itself.
         (PREPARE, SHORT, HELLO, started(0), OUTPUT | {"local_rank": 0}, exit_of(0), ENDED, CENSUS),
         # Nothing could be made there, or started.
@@ -105,6 +113,11 @@ def test_what_honest_nodes_say_is_taken(said: tuple[Header, ...]) -> None:
         ((PREPARE, HELLO, PROBE, PROBED), PROBED, "probed of 2 addresses"),
         ((PREPARE, HELLO, ENDED), ENDED, "ended"),
         ((PREPARE, FAILED, FAILED), FAILED, "failed"),
+        # Code that isn't sent, or without end.
+        ((PREPARE, HELLO), WANTED, "wanted"),
+        ((SEND, HELLO, *4 * [WANTED]), WANTED, "wanted"),
+        ((SEND, HELLO, PIECE, TOOK), TOOK, "took"),
+        ((SEND, HELLO, PLACED), PLACED, "placed"),
         # For ranks that it has not got.
         ((PREPARE, HELLO), started(0), "started of local rank 0"),
         ((PREPARE, HELLO, START), started(2), "started of local rank 2"),
@@ -145,6 +158,7 @@ def test_what_nobody_asked_for_is_refused(said: tuple[Header, ...], lie: Header,
         (OUTPUT | {"size": (1 << 18) + 1}, f"output with {(1 << 18) + 1} bytes"),
         (STACK | {"size": (1 << 20) + 1}, f"stack with {(1 << 20) + 1} bytes"),
         (FILE | {"size": (32 << 20) + 1}, f"file with {(32 << 20) + 1} bytes"),
+        (WANTED | {"size": (1 << 20) + 1}, f"wanted with {(1 << 20) + 1} bytes"),
         ({"type": "interrupt"}, "unknown type 'interrupt'"),
     ],
 )

@@ -21,14 +21,14 @@ ENTRIES = [Entry(name, FILE, len(data), hashlib.sha256(data).hexdigest()) for na
 LISTING = listing.encode(ENTRIES)
 
 
-def take(base: Path, *pieces: bytes) -> list[dict[str, Any]]:
+def take(base: Path, *pieces: bytes, sent: bytes = LISTING) -> list[dict[str, Any]]:
     """Let a node take these pieces after the listing; return what it said, with the bits of what it wanted."""
     folders.make_base(str(base))
     tree = {"hash": listing.hash_listing(LISTING), "name": "proj", "links": [], "sub": "", "home": ""}
     ours, theirs = socket.socketpair()
     ours.settimeout(DEADLINE_S)
     with ours, theirs:
-        for piece in (messages.encode(messages.LISTING, zlib.compress(LISTING)), *pieces):
+        for piece in (messages.encode(messages.LISTING, zlib.compress(sent)), *pieces):
             ours.sendall(piece)
         ours.shutdown(socket.SHUT_WR)
         try:
@@ -84,6 +84,11 @@ BAD = {
 def test_what_is_no_piece(tmp_path: Path, bad: bytes) -> None:
     with pytest.raises((ValueError, zlib.error)):
         take(tmp_path, bad)
+
+
+def test_another_listing_is_not_taken(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a listing with another hash"):
+        take(tmp_path, sent=listing.encode(ENTRIES[1:]))
 
 
 def test_the_end_of_the_supervisor_leaves_nothing_half(tmp_path: Path) -> None:
