@@ -510,18 +510,23 @@ def test_a_host_that_takes_a_password_alone(log_in: LogIn, hosts: SshHosts, tmp_
     ],
 )
 def test_no_password_is_told_to_a_host_whose_key_is_not_verified(
-    log_in: LogIn, hosts: SshHosts, known: Callable[[str], dict[str, object]], text: str, kind: HostFailureKind
-) -> None:
+    log_in: LogIn, hosts: SshHosts, known: Callable[[str], dict[str, object]], text: str, kind: HostFailureKind,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Nor does it get a signature, whatever ssh_config says, nor a login by ssh."""
 
     def make(settings: TransportSettings) -> FabricTransport:
         return FabricTransport(replace(settings, password=PASSWORD))
 
+    program, used = tmp_path / "ssh", tmp_path / "used"  # not the real one, which this server would never answer
+    program.write_text(f'#!/bin/sh\n[ "$1" = -G ] && exec {shutil.which("ssh")} "$@"\ntouch {used}; exit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with PasswordServer("publickey,password", hosts["node1"].folder / "host_key") as server:
         place = settings_of(server, hosts, hosts.folder)
         settings = {**place, **known(text.format(server.port)), "StrictHostKeyChecking": "no"}
         assert log_in("pw", make=make, pw=settings).kind is kind
-        assert server.told == []
+        assert (server.told, used.exists()) == ([], False)
 
 
 def test_a_password_is_asked_once_and_shown_nowhere(launch: Launch, hosts: SshHosts) -> None:
