@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 
 from launcher.hosts.host import Host
@@ -45,7 +46,8 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 class ProcessChannel:
     """The pipes of a process that start_process has started; a Channel of launcher.transports.base.
 
-    `close` wakes a blocked `read` through a separate pipe. While a `read` is in progress, only the reader closes it.
+    `close` wakes a blocked `read` through a separate pipe, whose ends are open for as long as the channel is used: the
+    number of a descriptor that is polled must not become another file's.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -54,8 +56,8 @@ class ProcessChannel:
         self._stdin = process.stdin
         self._stdin_lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
-        self._wake_lock = threading.Lock()
-        self._is_reading = False
+        weakref.finalize(self, os.close, self._wake_read)
+        weakref.finalize(self, os.close, self._wake_write)
         self._is_closed = False
         self._streams = {process.stdout.fileno(): STDOUT, process.stderr.fileno(): STDERR}
         self._poll = select.poll()
@@ -63,19 +65,6 @@ class ProcessChannel:
             self._poll.register(fd, select.POLLIN)
 
     def read(self) -> tuple[int, bytes]:
-        with self._wake_lock:
-            if self._is_closed:
-                return 0, b""
-            self._is_reading = True
-        try:
-            return self._read()
-        finally:
-            with self._wake_lock:
-                self._is_reading = False
-                if self._is_closed:
-                    self._close_wake()
-
-    def _read(self) -> tuple[int, bytes]:
         while self._streams and not self._is_closed:
             for fd, _ in self._poll.poll():
                 if fd == self._wake_read or self._is_closed:
@@ -96,20 +85,12 @@ class ProcessChannel:
                 view = view[os.write(self._stdin.fileno(), view) :]
 
     def close(self) -> None:
-        with self._wake_lock:
-            if not self._is_closed and not self._is_reading:
-                self._close_wake()
-            elif not self._is_closed:  # the reader polls the descriptor, and closes it when it returns
-                os.write(self._wake_write, b"x")
-            self._is_closed = True
+        self._is_closed = True
+        os.write(self._wake_write, b"x")
         # A writer that is blocked by a frozen process keeps its descriptor: another file must not get the number.
         if self._stdin_lock.acquire(timeout=_CLOSE_WAIT_S):
             self._stdin.close()
             self._stdin_lock.release()
-
-    def _close_wake(self) -> None:
-        os.close(self._wake_read)
-        os.close(self._wake_write)
 
     def exit_code(self) -> int | None:
         code = self._process.poll()

@@ -41,7 +41,7 @@ _BARE = "sleep 300 "  # the only sign of a child without environment
 # Runs the command line: waits before it while a file `early` exists, and after it while a file `held` exists.
 _TYPIST = 'while [ -e early ]; do sleep 0.05; done; "$@"; code=$?; while [ -e held ]; do sleep 0.05; done; exit $code'
 _LOADER = "~launch"  # in the command line of every guardian and supervisor
-_REMOTE = ("launch", "launch-agent")  # a controller, and its agents
+_REMOTE = ("launch", "launch-agent", "enter-client")  # a controller, its agents, and the client of a container
 _NOT_OURS = r"\[|launch: hosts of Slurm job \d+: |launch: run RUN is controlled from |launch: the logs are on node1; "
 
 

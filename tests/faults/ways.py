@@ -151,6 +151,10 @@ WAYS = (
         r"Slurm (has not started launch's step there in N s|can't start launch's step there: Communication .*)",
         before=("salloc", "--quiet", f"--nodes={len(NODES)}"), may_leave_folder=True, is_warm=True,
     ),
+    Way(
+        "enter", NODES, lambda slurm: (*_by_ssh("fabric")(slurm), "--enter", str(slurm.enter_program)),
+        {"sshd": _SESSION},
+    ),
     Way("local", (LOGIN,), lambda slurm: ("singlenode",), is_warm=True),
     Way(
         "detached", NODES, lambda slurm: (*_by_ssh("fabric")(slurm), "--detach"), never_there=_SILENT_PORT,
@@ -172,6 +176,11 @@ GAPS: Mapping[str, Mapping[Promise, str]] = {
         Promise.RESTART_LOST: "not applicable (local)",
         Promise.ALONE: "not applicable: there is no network",
         Promise.ABSENT: "not applicable (local)",
+    },
+    "enter": {
+        promise: "as the transport"
+        for promise in Promise
+        if promise not in (Promise.RANK, Promise.KEEPER, Promise.SIGNAL, Promise.KILLED, Promise.BROKEN)
     },
 }
 

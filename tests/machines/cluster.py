@@ -23,8 +23,8 @@ from machines.files import CLIENT_CONFIG, FAKE_ANSWERS, FAKE_NVIDIA_SMI, HOST_SC
 from machines.processes import (
     POLL_S,
     Process,
+    describe,
     list_pids,
-    list_processes,
     read_name,
     read_namespace,
     read_parent,
@@ -71,7 +71,7 @@ class Host:
     services: str = ":"  # shell lines that start services besides sshd
     has_cable: bool = True
     _holder: subprocess.Popen[str] | None = None
-    _namespace: str = "none"
+    _namespace: str = "none"  # UTS: a container on the host has a PID namespace of its own
     _stopped: set[int] = field(default_factory=set)
     _mounts: list[str] = field(default_factory=list)
 
@@ -88,7 +88,8 @@ class Host:
         script = HOST_SCRIPT.format(sshd=sshd, first_pid=first_pid, **vars(self))
         namespaces = ("--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         self._holder = _start([*HELD, *namespaces, "sh", "-euc", script], self.folder / "log")
-        self._namespace = read_namespace(self._holder.pid, "pid_for_children")
+        assert wait_until(lambda: self._read_namespace() != read_namespace(os.getpid(), "uts"))
+        self._namespace = self._read_namespace()
         # The MAC address survives a reboot, as a real card's does: other hosts cache it for a minute.
         mac = "02:00:" + ":".join(f"{int(number):02x}" for number in self.address.split("."))
         configure_network(
@@ -100,6 +101,10 @@ class Host:
         assert self._holder.stdin is not None
         self._holder.stdin.write("go\n")
         self._holder.stdin.close()
+
+    def _read_namespace(self) -> str:
+        assert self._holder is not None
+        return read_namespace(self._holder.pid, "uts")
 
     def wait_for_sshd(self) -> None:
         """Wait until sshd listens."""
@@ -238,11 +243,12 @@ class Host:
 
     def pids(self) -> list[int]:
         """Return the ids of all living processes, sshd's included, in this machine's numbering."""
-        return list_pids(self._namespace)
+        own = read_namespace(os.getpid(), "pid")  # that of what has started it, and what enters it
+        return [pid for pid in list_pids(self._namespace, "uts") if read_namespace(pid, "pid") != own]
 
     def processes(self) -> list[Process]:
         """Return all processes that sshd started, directly or not."""
-        return list_processes(self._namespace, self.name)
+        return describe(self.pids(), self.name)
 
     def end_sessions(self) -> None:
         """Kill sshd's processes for connections, one or two each, but not the one that listens."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from machines.patience import DEADLINE_S
@@ -15,7 +15,7 @@ POLL_S = 0.01
 LONGEST_POLL_S = 0.05  # what comes late is looked for less often: many tests wait at once, and each look takes CPU time
 CENSUS_POLL_S = 0.05  # for polls that read all processes, which takes some milliseconds
 _GONE = ("", "Z", "X")
-_DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "warm_python")
+_DAEMONS = ("sshd", "munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "warm_python", "container")
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,21 @@ class Process:
         send_signal(self.pid, signal.SIGKILL)
 
 
-def list_pids(namespace: str) -> list[int]:
-    """Return the ids of all living processes in a PID namespace, including its first."""
+def list_pids(namespace: str, kind: str = "pid") -> list[int]:
+    """Return the ids of all living processes in a namespace, a PID namespace's first one included."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - see below
-    return [pid for pid in pids if read_namespace(pid, "pid") == namespace and read_state(pid) not in _GONE]
+    return [pid for pid in pids if read_namespace(pid, kind) == namespace and read_state(pid) not in _GONE]
 
 
 def list_processes(namespace: str, host: str) -> list[Process]:
     """Return the living processes in a PID namespace, except for daemons: sshd has one or two per connection."""
+    return describe(list_pids(namespace), host)
+
+
+def describe(pids: Iterable[int], host: str) -> list[Process]:
+    """Return those of these processes that are alive and no daemons."""
     found = []
-    for pid in list_pids(namespace):
+    for pid in pids:
         name = read_name(pid)
         if name and not name.startswith(_DAEMONS):
             is_ours = "\0LAUNCH_MARK=" in "\0" + _read(pid, "environ")

@@ -37,8 +37,20 @@ export PATH={path} TMPDIR={folder}/tmp
 munged --force --key-file={folder}/munge.key --seed-file=/run/munge/seed --log-file=/run/munge/log
 case $(uname -n) in
 login) slurmctld ;;
-*) slurmd ;;
+*)
+    slurmd
+    ln -s "$(command -v unshare)" /run/container-init
+    ln -s "$(command -v sleep)" /run/container
+    ln -s "$(command -v sh)" /run/enter-client
+    /run/container-init --mount --pid --fork --kill-child --mount-proc /run/container infinity &
+    ;;
 esac
+"""
+# What --enter names: as docker's and podman's exec, it has a client, and that one's end ends nothing in the container.
+ENTER = """\
+#!/bin/sh
+words='"$@"; exit $?'
+exec nsenter --target "$(pgrep -x container)" --mount --pid --no-fork /run/enter-client -c "$words" enter "$@"
 """
 SLURM_CONF = """\
 ClusterName=tests
@@ -85,6 +97,11 @@ class Slurm:
         self.home = folder / LOGIN / "home"
         self.cluster = Cluster(folder, (LOGIN, *NODES), SERVICES.format(folder=folder, path=TOOL_PATH))
         self._started: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def enter_program(self) -> Path:
+        """Return what --enter takes for the containers of the nodes."""
+        return self.folder / "enter"
 
     def __enter__(self) -> Slurm:
         self._write_files()
@@ -196,6 +213,8 @@ class Slurm:
         (self.folder / "slurm" / "gres.conf").write_text(GRES_CONF.format(last=GPUS - 1))
         for gpu in range(GPUS):
             (self.folder / "slurm" / f"nvidia{gpu}").symlink_to("/dev/null")
+        self.enter_program.write_text(ENTER)
+        self.enter_program.chmod(0o755)
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)

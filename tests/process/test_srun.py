@@ -224,15 +224,6 @@ def test_another_attempt_keeps_the_steps_that_hosts_use(cluster: Cluster) -> Non
     assert run(transport, A, "exit 3")[1] == 3
 
 
-def test_a_step_that_orders_after_another_one(cluster: Cluster) -> None:
-    """As one without n3 does that waits for n1, while another attempt starts one for n3 alone."""
-    transport = cluster.reach(Host("n3"), A, B)
-    transport._hub.make_order(["n3"])
-    transport._start(["n1", "n2"], DEADLINE_S)
-    for host in (A, B):
-        assert run(transport, host, "echo $SLURMD_NODENAME")[0][STDOUT].decode().strip() == host.name
-
-
 def test_a_process_that_is_killed_with_its_agent_is_a_lost_connection(cluster: Cluster) -> None:
     """As when Slurm cancels a step: it kills one process after another."""
     transport = cluster.reach(A, B)
@@ -324,17 +315,13 @@ def test_any_port_will_do(cluster: Cluster, says: str) -> None:
 
 
 def test_no_python_that_is_new_enough(cluster: Cluster) -> None:
+    assert run(cluster.reach(A, pythons=["/no/python", sys.executable]), A, "echo on")[0][STDOUT] == b"on\n"
     with pytest.raises(TransportError) as caught:
         cluster.reach(A, pythons=["/no/python", "false"]).open(A, "true", DEADLINE_S)
     assert caught.value.failure == HostFailure(
         "n1", HostFailureKind.NO_PYTHON, "no Python 3.8 or newer there (tried /no/python, false)",
         "name a newer one with --python PATH",
     )  # fmt: skip
-
-
-def test_a_python_that_is_missing_is_passed_over(cluster: Cluster) -> None:
-    transport = cluster.reach(A, pythons=["/no/python", sys.executable])
-    assert run(transport, A, "echo on")[0][STDOUT] == b"on\n"
 
 
 def test_no_srun(cluster: Cluster, tmp_path: Path) -> None:
@@ -345,10 +332,3 @@ def test_no_srun(cluster: Cluster, tmp_path: Path) -> None:
         "srun can't be started: No such file or directory",
         "load Slurm's module, or use --transport fabric",
     )
-
-
-def test_what_srun_says_is_kept(cluster: Cluster) -> None:
-    said = "srun: a word\nsrun: cluster configuration lacks support for cpu binding"
-    transport = cluster.reach(A, FAKE_SRUN_SAYS=said)
-    run(transport, A, "true")
-    assert transport.own_messages(A) == ("srun: a word",)

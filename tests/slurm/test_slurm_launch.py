@@ -123,9 +123,3 @@ def test_a_job_that_a_run_has_submitted_is_none_of_its_own(launch: SlurmLaunch) 
     assert job in launch.processes("node1", "sleep 300")
     launch.slurm.run("scancel", "--nodelist=node1")
     assert (launch.folder / "mark").read_text().startswith("exec-")
-
-
-def test_by_ssh(launch: SlurmLaunch) -> None:
-    ssh = ("--transport", "fabric", "--ssh-config", str(launch.slurm.cluster.ssh_config))
-    done = launch.start(*ssh, "--nproc", "1", *shell('echo "${SSH_CONNECTION:+ssh} $SLURM_JOB_ID"')).finish()
-    assert sorted(done.lines) == ["[node1:0] ssh ", "[node2:1] ssh "]

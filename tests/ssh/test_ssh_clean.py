@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from launching import TRANSPORTS, Launch
+from launching import Launch
 from ssh_hosts import SshHosts
 
 from launcher.node.processes import run_owner
@@ -13,7 +12,6 @@ from launcher.node.processes import run_owner
 NAME = "launch-20261120-091233-ab12cd34"
 
 
-@pytest.mark.parametrize("transport", [*TRANSPORTS, "pdsh"])
 def test_directories_of_a_run_on_hosts_that_lost_power(launch: Launch, hosts: SshHosts) -> None:
     first, second = (hosts[name].tmpdir / NAME for name in ("node1", "node2"))
     for folder in (first, second):
@@ -28,14 +26,12 @@ def test_directories_of_a_run_on_hosts_that_lost_power(launch: Launch, hosts: Ss
         f"  node2: leftover directory: {hosts['node2'].tmpdir}/launch-RUN-ab12cd34",
     ]
     words = ("clean", *launch.hosts_words)
-    if launch.transport == TRANSPORTS[0]:
-        asked = launch.run_command(*words, "--dry-run")
-        assert (asked.exit_code, asked.words) == (0, [*found, "launch: 2 directories would be removed"])
-        assert first.exists()
+    asked = launch.run_command(*words, "--dry-run")
+    assert (asked.exit_code, asked.words) == (0, [*found, "launch: 2 directories would be removed"])
+    assert first.exists()
     removed = [*found, "launch: removed 2 directories, 0 processes left on 2 hosts"]
     done = launch.run_command(*words)
     assert (done.exit_code, done.words) == (0, removed)
     assert not first.exists()
     assert not second.exists()
-    if launch.transport == TRANSPORTS[0]:
-        assert launch.run_command(*words).words == ["launch: nothing is left behind on 2 hosts"]
+    assert launch.run_command(*words).words == ["launch: nothing is left behind on 2 hosts"]

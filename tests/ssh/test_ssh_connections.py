@@ -51,11 +51,13 @@ def test_each_host_is_named_with_its_reason_and_its_remedy(launch: Launch, hosts
                         "its login shell has not started Python in N s", "look in ~/.bashrc"),
         }  # fmt: skip
         place = {"HostName": "127.0.0.2", "Port": port}
+        if launch.transport != "ssh":  # the same for all, and ten seconds are waited for it
+            del expected["waiting"]
         settings = {name: {**place, **own} for name, (own, _, _) in expected.items()}
         config = hosts.write_config(launch.folder / "config", **settings)
         words = ("--hosts", ",".join(["node1", *expected]), "--ssh-config", str(config))
         # As long as the shell that waits for input takes anyway, so that no other login is cut short.
-        timeout_s = max(slowed(2), MARKER_TIMEOUT_S)
+        timeout_s = max(slowed(2), MARKER_TIMEOUT_S) if "waiting" in expected else max(slowed(2), 3.0)
         done = launch.run(*words, "--connect-timeout", f"{timeout_s:g}", *NEVER_STARTED)
     first, *said, last = done.words
     assert (done.exit_code, first) == (69, f"launch: {len(expected)} hosts can't be used:")

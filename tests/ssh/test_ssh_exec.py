@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import signal
 
-import pytest
-from launching import TRANSPORTS, Launch
+from launching import Launch
 from ssh_hosts import SshHosts, send_signal
 
 
@@ -45,7 +44,6 @@ def test_ctrl_c(launch: Launch) -> None:
     ]
 
 
-@pytest.mark.parametrize("transport", [*TRANSPORTS, "pdsh"])
 def test_a_host_that_is_lost_is_named(launch: Launch, hosts: SshHosts) -> None:
     running = launch.start_exec("--", f"echo ready; until [ -e {launch.folder}/go ]; do sleep 0.02; done; echo end")
     running.wait_for("] ready", 2)

@@ -187,13 +187,6 @@ def test_a_path_with_blanks(hosts: SshHosts, user: Path, tmp_path: Path) -> None
     assert list(user.iterdir()) == [folder]
 
 
-def test_a_file_that_can_t_be_written(hosts: SshHosts, user: Path, tmp_path: Path) -> None:
-    place = {"HostName": hosts["node2"].address, "Port": hosts["node2"].port, "StrictHostKeyChecking": "ask"}
-    config = hosts.write_config(tmp_path / "config", stranger={**place, "UserKnownHostsFile": user})
-    code, said = run(user, config, "stranger", typed="yes\n")
-    assert (code, said.splitlines()[-1]) == (1, f"   stranger: its host key can't be written to {user}")
-
-
 def test_no_agent_is_forwarded(hosts: SshHosts, user: Path, tmp_path: Path) -> None:
     place, seen = tmp_path / "agent", tmp_path / "seen"
     hosts.add_login(tmp_path / "key", f'echo "${{SSH_AUTH_SOCK-no agent}}" >{seen}')

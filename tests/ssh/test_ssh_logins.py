@@ -21,7 +21,7 @@ from machines.patience import DEADLINE_S
 from machines.ports import free_port
 from machines.processes import wait_until
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SSHD_PATH, SshHost, SshHosts, is_alive, make_key, running_agent, sign
+from ssh_hosts import SSHD_PATH, SshHost, SshHosts, is_alive, make_key, running_agent
 from terminal import Terminal
 
 from launcher.errors import HostFailure, HostFailureKind
@@ -276,25 +276,6 @@ def test_nothing_of_the_user_s_is_forwarded(
     assert not made.exists()
 
 
-# ---- certificates ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def certified(hosts: SshHosts, tmp_path: Path) -> Path:
-    """A key that is let in with its certificate alone."""
-    ca, key = tmp_path / "ca", tmp_path / "key"
-    allow(hosts, make_key(ca), 'cert-authority,principals="trainer" ')
-    make_key(key)
-    sign(ca, key, "-n", "trainer")
-    return key
-
-
-def test_a_certificate_beside_its_key(log_in: LogIn, certified: Path) -> None:
-    assert log_in(node2={"IdentityFile": certified}) == "in\n"
-    certified.with_name("key-cert.pub").unlink()
-    assert log_in(node2={"IdentityFile": certified}).kind is HostFailureKind.LOGIN_REFUSED
-
-
 # ---- what only ssh can do -------------------------------------------------------------------------------------------
 
 
@@ -356,7 +337,7 @@ def test_a_password_is_nothing_for_ssh(log_in: LogIn) -> None:
     failure = log_in(make=make, node2={"RevokedHostKeys": "/dev/null"})
     assert (failure.text, failure.fix) == (
         "RevokedHostKeys in ssh_config takes ssh",
-        "install openssh-client if it isn't there, and omit --ask-password, which ssh can't be given",
+        "log in with a key, and omit --ask-password, which ssh can't be given",
     )
 
 
@@ -415,17 +396,6 @@ def test_known_hosts_that_are_hashed(
     assert "127.0.0.2" not in (tmp_path / "known_hosts").read_text()
     assert log_in(node2=settings) == "in\n"
     assert needs == []
-
-
-def test_known_hosts_of_each_host_alone(
-    log_in: LogIn, known: Callable[[str], dict[str, object]], tmp_path: Path
-) -> None:
-    known("[127.0.0.2]:PORT NODE")
-    (tmp_path / "known_hosts").rename(tmp_path / "node2")
-    settings = {"UserKnownHostsFile": f"{tmp_path}/%n"}
-    assert log_in(node2=settings) == "in\n"
-    failure = log_in("node1", node1=settings)
-    assert failure.fix.partition(";")[0].endswith(f" >> {tmp_path}/node1")
 
 
 def test_the_alias_of_a_host_key(log_in: LogIn, known: Callable[[str], dict[str, object]], needs: list[str]) -> None:
@@ -604,11 +574,6 @@ def test_the_one_of_two_jumps_that_fails_is_blamed(
     way = {"e1": e1, "e2": {**e2, "ProxyJump": "e1"}, "e3": {**e1, "ProxyJump": "e2"}}
     way[culprit] |= settings
     assert log_in("e3", **way).text == said
-
-
-def test_a_proxy_command_is_a_shell_s_line(log_in: LogIn, tmp_path: Path) -> None:
-    line = f"ssh -F {tmp_path / 'config'} -W '%h:%p' node1 2>/dev/null"
-    assert log_in(node2={"ProxyCommand": line}) == "in\n"
 
 
 def test_a_proxy_command_that_fails_is_told_in_its_words(log_in: LogIn) -> None:

@@ -14,10 +14,6 @@ from machines.ports import free_port
 from machines.processes import wait_until
 from ssh_hosts import Process, SshHosts, read_processes, running_agent, send_signal
 
-from launcher.hosts.host import Host
-from launcher.transports.base import TransportSettings
-from launcher.transports.ssh.pdsh_command import Pdsh
-
 ME = pwd.getpwuid(os.getuid()).pw_name
 
 
@@ -175,25 +171,6 @@ def test_a_cause_is_told_though_ssh_shall_be_quiet(launch: Launch, hosts: SshHos
     assert f"  node2: 127.0.0.2 port {port} refuses the connection" in done.words
 
 
-def test_options_that_ssh_refuses_are_told_before_anything_starts(launch: Launch) -> None:
-    done: Done = launch.start_exec("--", "true", env={"PDSH_SSH_ARGS_APPEND": "-oBogus=1"}).finish()
-    fix = f"run `ssh -F {launch.ssh_config} -G HOST` for details"
-    said = ["  node[1-2]: command-line: line 0: Bad configuration option: bogus", f"    fix: {fix}"]
-    assert (done.exit_code, done.words[1:3]) == (69, said)
-
-
-def test_ssh_is_told_of_its_configuration_once(launch: Launch) -> None:
-    """What asks it about a host names the file itself."""
-    pdsh = Pdsh("pdsh", [Host("node1")], TransportSettings(ssh_config=launch.ssh_config, variables=os.environ))
-    assert "-F" not in pdsh.login_args(Host("node1"))
-
-
-def test_the_user_s_own_options_for_pdsh_s_ssh_count(launch: Launch) -> None:
-    done: Done = launch.start_exec("--", "true", env={"PDSH_SSH_ARGS_APPEND": "-oHostName=127.0.0.9"}).finish()
-    assert done.exit_code == 69
-    assert "127.0.0.9 port" in done.stderr
-
-
 def test_nothing_of_the_user_s_is_forwarded(launch: Launch, hosts: SshHosts) -> None:
     place, made = launch.folder / "agent", launch.folder / "made"
     mine = {
@@ -205,7 +182,7 @@ def test_nothing_of_the_user_s_is_forwarded(launch: Launch, hosts: SshHosts) -> 
     config = hosts.write_config(launch.folder / "config", node1=mine)
     words = ("--hosts", "node1", "--ssh-config", str(config), "--", "echo ${SSH_AUTH_SOCK-no agent}")
     with running_agent(place):
-        env = {"SSH_AUTH_SOCK": str(place), "PDSH_SSH_ARGS": "-AX -l%u %h"}
+        env = {"SSH_AUTH_SOCK": str(place), "PDSH_SSH_ARGS": "-AX -l%u %h", "PDSH_SSH_ARGS_APPEND": "-AX"}
         done = launch.start_exec(*words, env=env).finish()
     assert (done.exit_code, done.lines) == (0, ["[node1] no agent"])
     assert not made.exists()

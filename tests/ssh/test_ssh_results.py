@@ -6,11 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from launching import Launch, shell
 
 
-@pytest.mark.parametrize("transport", ["ssh", "fabric", "pdsh"])
 def test_results_come_from_all_hosts(launch: Launch) -> None:
     """Also from another directory, if --ssh-config is relative to that of the run."""
     (launch.folder / "config").write_text(launch.ssh_config.read_text())

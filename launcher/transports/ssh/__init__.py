@@ -3,8 +3,8 @@ known_hosts.
 
 Only this package imports fabric and paramiko.
 
-    ssh_config    openssh_config (what `ssh -G` says), plain_config (where there is no ssh)
-    host keys     known_hosts, host_keys (for Fabric), this_machine
+    ssh_config    openssh_config (what `ssh -G` says)
+    host keys     known_hosts, this_machine
     logins        identities, logins, failures
-    --transport   fabric, fabric_failures, packet_limits; openssh, openssh_failures; pdsh, pdsh_command, pdsh_output
+    --transport   fabric; openssh, openssh_failures; pdsh, pdsh_command
 """

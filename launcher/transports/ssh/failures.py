@@ -1,6 +1,6 @@
 """The failures of logins over SSH: the same kind, message and fix, whichever client reports the failure.
 
-`fabric_failures` and `openssh_failures` interpret their client's errors, and get the HostFailure from a Destination.
+`fabric` and `openssh_failures` interpret their client's errors, and get the HostFailure from a Destination.
 `launcher.errors` says how it reaches the screen.
 """
 
@@ -119,10 +119,10 @@ class Destination:
             "otherwise don't connect: someone may be intercepting the connection",
         )
 
-    def key_revoked(self, by: str = "@revoked in known_hosts") -> HostFailure:
-        """Return the failure of a host whose key must not be trusted; by: what says so."""
+    def key_revoked(self) -> HostFailure:
+        """Return the failure of a host whose key must not be trusted, by known_hosts or RevokedHostKeys."""
         fix = "don't connect; ask whoever revoked it for the new key"
-        return self._says(HostFailureKind.HOST_KEY_REVOKED, f"its host key is revoked by {by}", fix)
+        return self._says(HostFailureKind.HOST_KEY_REVOKED, "its host key is revoked", fix)
 
     def key_unknown(self) -> HostFailure:
         said = "its host key is not known"
@@ -144,8 +144,8 @@ class Destination:
         return self._says(HostFailureKind.KEY_ENCRYPTED, "its key has a passphrase", fix)
 
     def takes_ssh(self, what: str) -> HostFailure:
-        """Return the failure of a host whose login needs something that only ssh can do, where ssh can't be used."""
-        fix = "install openssh-client if it isn't there, and omit --ask-password, which ssh can't be given"
+        """Return the failure of a host whose login needs something that only ssh can do, after --ask-password."""
+        fix = "log in with a key, and omit --ask-password, which ssh can't be given"
         return self._says(HostFailureKind.SSH, f"{what} takes ssh", fix)
 
     def login_refused(self, tried: Sequence[str], fix: str = "") -> HostFailure:

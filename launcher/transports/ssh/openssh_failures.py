@@ -13,14 +13,7 @@ from launcher.errors import HostFailure
 from launcher.transports.ssh.failures import Destination
 from launcher.transports.ssh.openssh_config import HostConfig
 
-# An agent would not sign with a key: its user said no, or the smart card was removed.
-WOULD_NOT_SIGN = ", which would not sign"
-SECOND_PASSWORD = "pass --ask-password with --transport fabric: the key was accepted, and a password is wanted as well"
-SECOND_KEY = (
-    "add another key to an agent or ssh_config: one was accepted, and its sshd wants more (AuthenticationMethods)"
-)
 ONLY_PASSWORD = "pass --ask-password with --transport fabric: it wants a password"
-LET_IT_SIGN = "confirm when the agent asks, or insert its smart card"
 _KEYGEN_TIMEOUT_S = 5
 _LINE_LENGTH = 200
 
@@ -31,15 +24,16 @@ _CONNECT = re.compile(r"^ssh: connect to host (\S+) port (\d+): (.*?)\r?$", re.M
 _RESOLVE = re.compile(r"^ssh: Could not resolve hostname (\S+): ", re.MULTILINE)
 _FORWARD = re.compile(r"^channel \d+: open failed: (.*?)\r?$", re.MULTILINE)
 _DENIED = re.compile(r"^(?:(?P<user>\S+)@(?P<host>\S+): Permission denied|.*Too many authentication failures)", re.M)
-_PARTLY = re.compile(r"^Authenticated .*with partial success", re.MULTILINE)
-_NO_KEYS = re.compile(r": Permission denied \((?!.*publickey).*(?:password|keyboard-interactive)")
-_WANTS_WORDS = re.compile(r": Permission denied \(.*(?:password|keyboard-interactive)")
-_UNREAD_KEY = re.compile(r'^Load key "(.+)": (.*?)\r?$', re.MULTILINE)
-_UNSIGNED = re.compile(r'^sign_and_send_pubkey: signing failed for \S+ "(.*)" from agent: ', re.MULTILINE)
+# A password alone, or besides the key that it has accepted.
+_WANTS_PASSWORD = re.compile(
+    r": Permission denied \((?!.*publickey).*(?:password|keyboard-interactive)"
+    r"|^Authenticated .*with partial success(?s:.*): Permission denied \(.*(?:password|keyboard-interactive)",
+    re.MULTILINE,
+)
+_OPEN_KEY = re.compile(r'^Load key "(.+)": bad permissions\r?$', re.MULTILINE)
 _UNKNOWN_KEY = re.compile(r"^No \S+ host key is known for (\S+) and you have", re.MULTILINE)
 _CHANGED_KEY = re.compile(r"^Host key for (\S+) has changed and you", re.MULTILINE)
-_REVOKED_KEY = re.compile(r"^\S+ host key for (\S+) (?:was|is marked as) revoked", re.MULTILINE)
-_REVOKED_BY = re.compile(r"^Host key \S+ \S+ revoked by file (.*?)\r?$", re.MULTILINE)
+_REVOKED_KEY = re.compile(r"^(?:\S+ host key for (\S+) (?:was|is marked as) revoked|Host key .* revoked by file)", re.M)
 _UNFIT_KEY = re.compile(r"^(?:Error checking host key .*|Certificate invalid: .*?)\r?$", re.MULTILINE)
 _NEW_FINGERPRINT = re.compile(r"^(\S+:\S+)\.\r?$", re.MULTILINE)
 _KEY_FAILED = "Host key verification failed"
@@ -129,9 +123,9 @@ def _host_key(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -
     if found := _REVOKED_KEY.search(text):
         place = _blame(found[1], text, answer, jump_hosts).place
         return place.key_revoked(), place
-    if found := _REVOKED_BY.search(text) or _UNFIT_KEY.search(text):  # they name no host
+    if found := _UNFIT_KEY.search(text):
         place = _blame(None, text, answer, jump_hosts).place
-        return place.key_revoked(found[1]) if found.re is _REVOKED_BY else place.other(found[0].rstrip()), place
+        return place.other(found[0].rstrip()), place
     if found := _CHANGED_KEY.search(text):
         place = _blame(found[1], text, answer, jump_hosts).place
         new = _NEW_FINGERPRINT.search(text)
@@ -151,32 +145,11 @@ def _login(text: str, answer: HostConfig, jump_hosts: Sequence[HostConfig]) -> _
     files = blamed.key_files
     if files and all(map(_has_passphrase, files)):
         return place.key_encrypted(), place
-    return place.login_refused(_tried(text, blamed), _login_hint(text, blamed)), place
-
-
-def _tried(text: str, blamed: HostConfig) -> list[str]:
-    """Return what ssh has offered to log in with, each with why it could not be used, if ssh has named a reason."""
-    if not blamed.options:
-        return ["the keys that ssh has for it"]
-    unread = dict(_UNREAD_KEY.findall(text))
-    unsigned = list(dict.fromkeys(_UNSIGNED.findall(text)))
-    agent = [f"{name} (agent){WOULD_NOT_SIGN}" for name in unsigned]
-    if not agent and not blamed.is_agent_limited:
-        agent = ["the agent"]
-    files = [f"{path}: {unread[path]}" if path in unread else path for path in blamed.key_files if path not in unsigned]
-    return [*agent, *files]
-
-
-def _login_hint(text: str, blamed: HostConfig) -> str:
-    own = blamed.key_files
-    for path, why in _UNREAD_KEY.findall(text):
-        if why == "bad permissions" and (path in own or not blamed.options):  # a jump host may do without it
-            return f"chmod 600 {shlex.quote(path)}"
-    if _PARTLY.search(text):
-        return SECOND_PASSWORD if _WANTS_WORDS.search(text) else SECOND_KEY
-    if _NO_KEYS.search(text):
-        return ONLY_PASSWORD
-    return LET_IT_SIGN if _UNSIGNED.search(text) else ""
+    tried = [*([] if blamed.is_agent_limited else ["the agent"]), *files]
+    fix = ONLY_PASSWORD if _WANTS_PASSWORD.search(text) else ""
+    if is_open := [path for path in _OPEN_KEY.findall(text) if path in files or not blamed.options]:
+        fix = f"chmod 600 {shlex.quote(is_open[0])}: ssh ignores a key that others may read"
+    return place.login_refused(tried if blamed.options else ["the keys that ssh has for it"], fix), place
 
 
 def _has_passphrase(path: str) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import re
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 from launcher.concurrency import start_thread
 from launcher.errors import HostFailure, HostFailureKind, LauncherError, UsageError
@@ -15,13 +18,15 @@ from launcher.hosts.host import Host
 from launcher.transports.base import Channel, TransportError, TransportSettings
 from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.transports.ssh.pdsh_command import Call, Pdsh, find_pdsh
-from launcher.transports.ssh.pdsh_output import PdshOutput, whole_lines
 from launcher.transports.ssh.this_machine import ThisMachine
 
 _MARGIN_S = 2.0  # after ssh's own ConnectTimeout, so that ssh ends first and names the host that doesn't answer
 _LOGIN_S = 0.25  # of CPU time for each host: all log in at once, and twice behind a jump host
 _SOCKET_S = 0.01
 _LEAST_S = 2.0  # for an ssh that says why pdsh can't log in
+_LOGGED_IN = re.compile(rb"Authenticated to \S+ \(")  # also an ssh to a jump host prints it, if it is as verbose
+_ENDED = re.compile(rb"pdsh@\S+: (?P<label>\S+): ssh (?:exited with exit code|killed by signal) \d+")
+MAX_LINE_BYTES = 256 << 10  # pdsh prints no more than 128 KiB of one
 
 
 class PdshTransport:
@@ -34,10 +39,7 @@ class PdshTransport:
     name = "pdsh"
 
     def __init__(self, hosts: Sequence[Host], settings: TransportSettings) -> None:
-        """Find pdsh and ssh; raise UsageError if one or a named file is missing, or pdsh can't do what is asked.
-
-        PDSH_SSH_ARGS_APPEND of the environment is respected.
-        """
+        """Find pdsh and ssh; raise UsageError if one or a named file is missing, or pdsh can't do what is asked."""
         pdsh = find_pdsh()
         self._ssh = OpenSSHTransport(settings)
         self._answers = self._ssh.answers
@@ -93,6 +95,39 @@ class PdshTransport:
     def _is_here(self, host: Host) -> bool:
         args = self._pdsh.login_args(host)
         return self._find_refusal(host) is None and self._this_machine.is_meant(self._answers.of(host.name, args))
+
+
+class PdshOutput:
+    """What one pdsh has printed on stdout and stderr; of two hosts with one label it may be about either."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.logged_in: set[str] = set()  # or a jump host on the way has
+        self.ended: set[str] = set()  # whose ssh has; pdsh doesn't report an exit code of 0
+        self._names: dict[bytes, list[str]] = {}  # by label: pdsh cuts a name at its first dot, but no address
+        for name in hosts:
+            for label in {name, name.partition(".")[0]}:
+                self._names.setdefault(label.encode(), []).append(name)
+
+    def take(self, line: bytes) -> None:
+        """Take a line without its newline."""
+        if ended := _ENDED.match(line):
+            self.ended.update(self._names.get(ended["label"], ()))
+        label, _, rest = line.partition(b": ")
+        if _LOGGED_IN.match(rest):
+            self.logged_in.update(self._names.get(label, ()))
+
+
+def whole_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines as they come, without their newlines.
+
+    A line that is too long is dropped as a whole: if it were cut, its rest could pass for a line of another host.
+    """
+    is_rest = False
+    for line in iter(partial(stream.readline, MAX_LINE_BYTES), b""):
+        is_whole = line.endswith(b"\n")
+        if is_whole and not is_rest:
+            yield line[:-1]
+        is_rest = not is_whole
 
 
 class Masters:

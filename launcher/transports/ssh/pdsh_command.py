@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import shutil
 import subprocess
 import tempfile
@@ -15,8 +14,7 @@ from launcher.hosts.host import Host
 from launcher.transports.base import TransportSettings, check_config_file
 from launcher.transports.ssh.openssh_config import OPTIONS
 
-_ARGS = "PDSH_SSH_ARGS"  # replaces pdsh's own -a and -x
-_APPEND = "PDSH_SSH_ARGS_APPEND"
+_ARGS, _APPEND = "PDSH_SSH_ARGS", "PDSH_SSH_ARGS_APPEND"  # of the environment: what pdsh's ssh gets
 _UNUSED = "true"  # the command, which pdsh wants, and which -N keeps ssh from starting: nothing runs on a host
 
 _PATH_BYTES = 103  # of a socket, on macOS; Linux has 107
@@ -41,8 +39,6 @@ for try in 1 2 3 4 5 6 7 8 9; do
 done
 rm -rf -- "$0"
 """
-_LETTERS = re.compile(r"-[46AaCGgKkMNnqsTtVvXxYy]+")  # options of ssh that take no value
-_UNWANTED = re.compile("[qAXY]")  # quiet, and forwarding: as letters they would win over the options below
 _OPTIONS = {
     **OPTIONS,
     "LogLevel": "VERBOSE",  # a quieter ssh would print neither that it has logged in nor why it fails
@@ -61,7 +57,7 @@ class Call:
         # systemd-tmpfiles, which removes old files in /tmp, leaves sockets that live, and their directory.
         self.process = subprocess.Popen(
             ["/bin/sh", "-c", _WRAPPER, directory, *argv], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT,
-            bufsize=0, start_new_session=True, env=env,
+            start_new_session=True, env=env,
         )  # fmt: skip
         self.directory = directory
 
@@ -83,14 +79,13 @@ class Pdsh:
 
     def __init__(self, pdsh: str, hosts: Sequence[Host], settings: TransportSettings) -> None:
         """pdsh: its path, from find_pdsh. Raise UsageError if it can't do what is asked."""
-        ssh_config, environ = settings.ssh_config, settings.variables
+        ssh_config = settings.ssh_config
         check_config_file(ssh_config)
         if ssh_config is not None and not _is_plain(str(ssh_config)):
             raise UsageError(f"--transport pdsh: no path may have spaces or %: {str(ssh_config)!r}", _TO_SSH)
         _check_users(hosts)
         self._pdsh = pdsh
-        self._environ = {**environ, _ARGS: " ".join(_keep_options(environ[_ARGS]))} if _ARGS in environ else environ
-        self._own_options = own_options(environ)  # after those of `launch`, since ssh takes the first of two
+        self._environ = {name: value for name, value in settings.variables.items() if name != _ARGS}
         self._file = ["-F", str(ssh_config)] if ssh_config else []
         # Later than the lease of a run, which says more of a host that is silent.
         interval_s = _LEAST_ALIVE_S + math.ceil(settings.silence_s / _ALIVE_COUNT)
@@ -106,7 +101,7 @@ class Pdsh:
         """
         directory = tempfile.mkdtemp(prefix=_PREFIX, dir=find_place())
         names = ",".join(f"{host.user}@{host.name}" if host.user is not None else host.name for host in hosts)
-        options = ["-N", *self._file, f"-oControlPath={directory}/%n", *self._options, *self._own_options]
+        options = ["-N", *self._file, f"-oControlPath={directory}/%n", *self._options]
         env = {**self._environ, _APPEND: " ".join([*options, *_login_as(hosts)])}
         limits = ["-f", str(len(hosts)), "-t", str(max(1, int(timeout_s))), "-u", "0"]
         return Call([self._pdsh, "-R", "ssh", *limits, "-w", names, _UNUSED], env, directory)
@@ -114,7 +109,7 @@ class Pdsh:
     def login_args(self, host: Host) -> list[str]:
         """Return the arguments with which ssh logs in to a host; the caller adds -F."""
         user = ["-l", host.user] if host.user is not None else []
-        return [*self._options, *self._own_options, *user, "--", host.name]
+        return [*self._options, *user, "--", host.name]
 
 
 def find_pdsh() -> str:
@@ -125,16 +120,6 @@ def find_pdsh() -> str:
     if shutil.which("pkill") is None:
         raise UsageError("--transport pdsh: no pkill on this machine", "install procps, or use --transport ssh")
     return pdsh
-
-
-def own_options(environ: Mapping[str, str]) -> list[str]:
-    """Return the user's own options for pdsh's ssh, without those that make it quiet or forward something."""
-    return _keep_options(environ.get(_APPEND, ""))
-
-
-def _keep_options(text: str) -> list[str]:
-    said = (_UNWANTED.sub("", word) if _LETTERS.fullmatch(word) else word for word in text.split())
-    return [word for word in said if word != "-"]
 
 
 def find_place() -> str:

@@ -126,20 +126,6 @@ def test_archives_name_their_content():
     assert not [name for name in whole.namelist() if name.startswith("launcher/api/")]
 
 
-def test_the_archive_is_small():
-    entries = zipfile.ZipFile(io.BytesIO(trainer_archive())).infolist()
-    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_DEFLATED}
-
-
-def test_the_archive_runs_alone(tmp_path):
-    """tests/cluster/test_cluster_collectives.py runs launcher.collectives from it, which takes an import of torch."""
-    path = tmp_path / "launcher.pyz"
-    path.write_bytes(trainer_archive())
-    argv = [sys.executable, "-I", str(path), "launcher.trainer", "--help"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, "--epochs" in done.stdout) == (0, "", True)
-
-
 @pytest.mark.parametrize(
     ("code", "python", "said", "fix"),
     [

@@ -9,12 +9,13 @@ from machines.patience import DEADLINE_S
 
 from launcher.errors import HostFailureKind
 from launcher.transports.ssh.openssh_config import read_answer, split_jump
-from launcher.transports.ssh.openssh_failures import classify
+from launcher.transports.ssh.openssh_failures import ONLY_PASSWORD, classify
 
 CLOSED_WAY = (
     "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535\r\n"
 )
 UNWRITTEN = "banner exchange: Connection to UNKNOWN port 65535: Broken pipe\r\n"  # where it was closed even earlier
+PARTLY = 'Authenticated using "publickey" with partial success.'
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@\r
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r
@@ -39,7 +40,6 @@ NO_SSH = "the server at 10.0.0.2 port 2222 does not speak SSH"
 NODE = answer("node", "10.0.0.2", 2222)
 HOP = answer("hop", "10.0.0.9", 22)
 FIRST = answer("first", "10.0.0.8", 22)
-TWIN = answer("twin", "10.0.0.2", 2222)  # in another network
 BY_PROXY = answer("node", "10.0.0.2", 2222, "proxycommand ssh -W %h:%p bastion")
 ALIASED = answer("node", "10.0.0.2", 22, "hostkeyalias gpu")
 
@@ -61,21 +61,9 @@ SAID = [
         "ssh: connect to host 10.0.0.2 port 2222: No route to host\r\n",
         [], "no route", "no route to 10.0.0.2 port 2222", None,
     ),
-    (
-        "ssh: connect to host 10.0.0.2 port 2222: Network is unreachable\r\n",
-        [], "no route", "no route to 10.0.0.2 port 2222", None,
-    ),
     (  # of macOS, as its strerror(3) and gai_strerror(3) have them
         "ssh: connect to host 10.0.0.2 port 2222: Host is down\r\n",
         [], "no route", "no route to 10.0.0.2 port 2222", None,
-    ),
-    (
-        "ssh: connect to host 10.0.0.2 port 2222: Operation timed out\r\n",
-        [], "timed out", "10.0.0.2 port 2222 does not answer", None,
-    ),
-    (
-        "ssh: Could not resolve hostname 10.0.0.2: nodename nor servname provided, or not known\r\n",
-        [], "name unknown", "the name 10.0.0.2 is not known", None,
     ),
     (
         "ssh: connect to host 10.0.0.2 port 2222: Connection reset by peer\r\n",
@@ -94,18 +82,9 @@ SAID = [
         [], "dropped", "sshd dropped the connection before its banner", None,
     ),
     (
-        "kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by 10.0.0.2 port 2222\r\n",
-        [], "dropped", "sshd dropped the connection before its banner", None,
-    ),
-    (
         "kex_exchange_identification: banner line contains invalid characters\r\n"
         "banner exchange: Connection to 10.0.0.2 port 2222: invalid format\r\n",
         [], "no ssh", f"{NO_SSH}: banner line contains invalid characters", None,
-    ),
-    (
-        "kex_exchange_identification: No SSH version received in first 1024 lines from server\r\n"
-        "banner exchange: Connection to 10.0.0.2 port 2222: invalid format\r\n",
-        [], "no ssh", f"{NO_SSH}: No SSH version received in first 1024 lines from server", None,
     ),
     (
         "Bad packet length 4294967284.\r\n"
@@ -114,7 +93,7 @@ SAID = [
     ),
     (
         "Host key ED25519 SHA256:PkA5 revoked by file /etc/ssh/krl\r\nHost key verification failed.\r\n",
-        [], "host key revoked", "its host key is revoked by /etc/ssh/krl", None,
+        [], "host key revoked", "its host key is revoked", None,
     ),
     (
         "Error checking host key ED25519 SHA256:PkA5 in revoked keys file /krl: No such file or directory\r\n"
@@ -144,7 +123,7 @@ SAID = [
     (
         "ED25519 host key for [10.0.0.2]:2222 was revoked and you have requested strict checking.\r\n"
         "Host key verification failed.\r\n",
-        [], "host key revoked", "its host key is revoked by @revoked in known_hosts", None,
+        [], "host key revoked", "its host key is revoked", None,
     ),
     ("/h/config: terminating, 1 bad configuration options\r\n", [], "ssh",
      "/h/config: terminating, 1 bad configuration options", None),
@@ -152,10 +131,6 @@ SAID = [
     (
         "ssh: connect to host 10.0.0.9 port 22: Connection refused\r\n" + CLOSED_WAY,
         [HOP], "refused", "10.0.0.9 port 22 refuses the connection", "hop",
-    ),
-    (
-        "ssh: Could not resolve hostname 10.0.0.9: Name or service not known\r\n" + CLOSED_WAY,
-        [HOP], "name unknown", "the name 10.0.0.9 is not known", "hop",
     ),
     (
         "channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n" + CLOSED_WAY,
@@ -193,11 +168,6 @@ SAID = [
         "Unable to negotiate with 10.0.0.9 port 22: no matching cipher found. Their offer: 3des-cbc", "hop",
     ),
     (
-        "Unable to negotiate with UNKNOWN port 65535: no matching cipher found. Their offer: 3des-cbc\r\n",
-        [HOP], "ssh",
-        "Unable to negotiate with UNKNOWN port 65535: no matching cipher found. Their offer: 3des-cbc", None,
-    ),
-    (
         "kex_exchange_identification: banner line contains invalid characters\r\n" + CLOSED_WAY,
         [HOP], "no ssh",
         "the server at 10.0.0.9 port 22 does not speak SSH: banner line contains invalid characters", "hop",
@@ -214,14 +184,6 @@ SAID = [
     (
         "Received disconnect from 10.0.0.8 port 22:2: Too many authentication failures\r\n" + CLOSED_WAY * 2,
         [FIRST, HOP], "login refused", "login refused for user ann (tried nothing: there is no key)", "first",
-    ),
-    (
-        "ssh: connect to host 10.0.0.2 port 2222: Connection refused\r\n" + CLOSED_WAY,
-        [TWIN], "refused", "10.0.0.2 port 2222 refuses the connection", "twin",
-    ),
-    (
-        "ann@10.0.0.2: Permission denied (publickey).\r\n",
-        [TWIN], "login refused", "login refused for user ann (tried nothing: there is no key)", None,
     ),
     (
         "Connection timed out during banner exchange\r\n" + CLOSED_WAY * 2,
@@ -252,12 +214,6 @@ def test_a_proxy_command_is_quoted(closed):
     ("said", "text"),
     [
         ("ssh: connect to host 10.0.0.7 port 23: Connection refused", "10.0.0.7 port 23 refuses the connection"),
-        ("ssh: Could not resolve hostname 10.0.0.7: Name or service not known", "the name 10.0.0.7 is not known"),
-        (
-            "No ED25519 host key is known for 10.0.0.7 and you have requested strict checking.\r\n"
-            "Host key verification failed.",
-            "its host key is not known",
-        ),
         (
             "eve@10.0.0.7: Permission denied (publickey).",
             "login refused for user eve (tried the keys that ssh has for it)",
@@ -308,32 +264,24 @@ def test_keys_with_a_passphrase_are_told_from_refused_ones(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "tried", "fix"),
+    ("said", "methods", "fix"),
     [
-        ('Load key "KEY": bad permissions', "KEY: bad permissions", "chmod 600 KEY"),
-        ('Load key "KEY": error in libcrypto', "KEY: error in libcrypto", "copy a key there: ssh-copy-id WHERE"),
-        ('Load key "/of/a/hop": error in libcrypto', "KEY", "copy a key there: ssh-copy-id WHERE"),
-        ('Load key "/of/a/hop": bad permissions', "KEY", "copy a key there: ssh-copy-id WHERE"),
-        (
-            'sign_and_send_pubkey: signing failed for ED25519 "KEY" from agent: agent refused operation',
-            "KEY (agent), which would not sign",
-            "confirm when the agent asks, or insert its smart card",
-        ),
-        (
-            'sign_and_send_pubkey: signing failed for ED25519 "ann@home" from agent: agent refused operation',
-            "ann@home (agent), which would not sign, KEY",
-            "confirm when the agent asks, or insert its smart card",
-        ),
+        ('Load key "KEY": bad permissions', "publickey", "chmod 600 KEY: ssh ignores a key that others may read"),
+        ('Load key "/of/a/hop": bad permissions', "publickey", "copy a key there: ssh-copy-id -p 2222 ann@10.0.0.2"),
+        ("", "password", ONLY_PASSWORD),
+        ("", "publickey,password", "copy a key there: ssh-copy-id -p 2222 ann@10.0.0.2"),
+        (PARTLY, "publickey,keyboard-interactive", ONLY_PASSWORD),
+        (PARTLY, "publickey", "copy a key there: ssh-copy-id -p 2222 ann@10.0.0.2"),
     ],
 )
-def test_why_a_key_was_of_no_use_is_told(tmp_path, said, tried, fix):
+def test_how_to_log_in_all_the_same(tmp_path, said, methods, fix):
     key = tmp_path / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=DEADLINE_S)
     named = answer("node", "10.0.0.2", 2222, f"identityfile {key}")
-    text = f"{said}\r\nann@10.0.0.2: Permission denied (publickey).\r\n".replace("KEY", str(key))
+    text = f"{said}\r\nann@10.0.0.2: Permission denied ({methods}).\r\n".replace("KEY", str(key))
     failure, _ = classify(text, named, [], is_late=False)
-    assert failure.text.replace(str(key), "KEY") == f"login refused for user ann (tried {tried})"
-    assert failure.fix.replace(str(key), "KEY").replace("-p 2222 ann@10.0.0.2", "WHERE") == fix
+    assert failure.text == f"login refused for user ann (tried {key})"
+    assert failure.fix.replace(str(key), "KEY") == fix
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""What is taken of PDSH_SSH_ARGS_APPEND, where sockets go, and how all that was started is ended."""
+"""What is read of pdsh, where sockets go, and how all that was started is ended."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -10,20 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.transports.ssh.pdsh_command import Call, find_place, own_options
-
-
-@pytest.mark.parametrize(
-    ("said", "taken"),
-    [
-        ("-q", []),
-        ("-4qqC -v", ["-4C", "-v"]),
-        ("-A -vXY -aC", ["-v", "-aC"]),
-        ("-oLogLevel=QUIET -lquentin -p 22", ["-oLogLevel=QUIET", "-lquentin", "-p", "22"]),
-    ],
-)
-def test_a_wish_to_be_quiet_or_to_forward_is_not_heard(said, taken):
-    assert own_options({"PDSH_SSH_ARGS_APPEND": said}) == taken
+from launcher.transports.ssh.pdsh import MAX_LINE_BYTES, PdshOutput, whole_lines
+from launcher.transports.ssh.pdsh_command import Call, find_place
 
 
 @pytest.mark.parametrize(
@@ -67,3 +56,32 @@ def test_an_ssh_that_outlives_pdsh_is_found(tmp_path: Path) -> None:
             process.kill()
             process.wait()
         call.process.stdout.close()
+
+
+HOSTS = ("gpu1", "a.east.lab", "a.west.lab", "10.0.0.7")
+LOGGED_IN = b'Authenticated to a.east.lab ([10.0.0.1]:22) using "publickey".\r'
+
+
+def test_who_has_logged_in() -> None:
+    """Of two with one label, either may have."""
+    output = PdshOutput(HOSTS)
+    for line in (b"a: Welcome!", b"gpu1: said: " + LOGGED_IN, LOGGED_IN, b"gpu2: " + LOGGED_IN, b"a: " + LOGGED_IN):
+        output.take(line)
+    assert (output.logged_in, output.ended) == ({"a.east.lab", "a.west.lab"}, set())
+
+
+def test_an_end_is_remembered() -> None:
+    """As pdsh says it, and not a host, in any bytes."""
+    output = PdshOutput(HOSTS)
+    for line in (
+        b"pdsh@head: gpu1: ssh exited with exit code 127", b"pdsh@head: 10.0.0.7: ssh killed by signal 9",
+        b"a: pdsh@head: a: ssh killed by signal 9", b"pdsh@head: no such thing", b"\xff\x00: hello", b"gpu1:no label",
+    ):  # fmt: skip
+        output.take(line)
+    assert (output.logged_in, output.ended) == (set(), {"gpu1", "10.0.0.7"})
+
+
+@pytest.mark.parametrize("size", [MAX_LINE_BYTES, MAX_LINE_BYTES + 1, 5 * MAX_LINE_BYTES + 17])
+def test_what_follows_on_too_much_is_dropped_with_it(size: int) -> None:
+    text = b"a: 1\n\n" + b"x" * size + b"b: ssh killed by signal 9\na: 2\na: no line"
+    assert list(whole_lines(io.BytesIO(text))) == [b"a: 1", b"", b"a: 2"]
