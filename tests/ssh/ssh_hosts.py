@@ -28,7 +28,6 @@ POLL_S = 0.02
 SSHD_CONFIG = """\
 ListenAddress {address}:{port}
 HostKey {folder}/host_key
-HostCertificate {folder}/host_key-cert.pub
 PidFile {folder}/sshd.pid
 AuthorizedKeysFile {keys}
 SetEnv TMPDIR={tmpdir} HOME={home} OMP_WAIT_POLICY=passive
@@ -92,14 +91,18 @@ class SshHost:
         return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
 
     @property
+    def known_name(self) -> str:
+        """Return the name by which known_hosts has its key, for another server that has it too."""
+        return f"[{self.address}]:{self.port}"
+
+    @property
     def log(self) -> str:
         return (self.folder / "sshd.log").read_text()
 
-    def start(self, keys: Path, authority: Path) -> None:
+    def start(self, keys: Path) -> None:
         for folder in (self.folder, self.tmpdir, self.folder / "home"):
             folder.mkdir()
         make_key(self.folder / "host_key")
-        sign(authority, self.folder / "host_key", "-h", "-n", self.address)
         self.port = free_port(self.address)
         config = self.folder / "sshd_config"
         config.write_text(
@@ -172,13 +175,12 @@ class SshHosts:
         self.own_tmpdir.mkdir()
         keys = self.folder / "authorized_keys"
         keys.write_text(make_key(self.folder / "id"))
-        make_key(self.authority)
         self.hosts = (
             SshHost("node1", "127.0.0.1", self.folder / "node1"),
             SshHost("node2", "127.0.0.2", self.folder / "node2"),
         )
         for host in self.hosts:
-            host.start(keys, self.authority)
+            host.start(keys)
         self.known_hosts.write_text("".join(self.known_line(host, host.public_key) for host in self.hosts))
 
     def stop(self) -> None:
@@ -194,11 +196,6 @@ class SshHosts:
     @property
     def known_hosts(self) -> Path:
         return self.folder / "known_hosts"
-
-    @property
-    def authority(self) -> Path:
-        """Return the key that has signed the hosts' keys."""
-        return self.folder / "ca"
 
     @staticmethod
     def known_line(host: SshHost, key: str) -> str:
@@ -249,6 +246,25 @@ class SshHosts:
         return [process for host in self.hosts for process in host.ranks()]
 
 
+@contextlib.contextmanager
+def another_sshd(host: SshHost, folder: Path, *lines: str, port: int | None = None) -> Iterator[dict[str, object]]:
+    """Run another sshd of a host, with these lines in its sshd_config; yield what reaches it."""
+    port = port or free_port(host.address)
+    config = (host.folder / "sshd_config").read_text()
+    config = config.replace(f":{host.port}\n", f":{port}\n").replace("/sshd.pid", "/other.pid")
+    (folder / "sshd_config").write_text("\n".join([*lines, config]))  # the first value counts
+    sshd = shutil.which("sshd", path=SSHD_PATH)
+    assert sshd is not None
+    with (folder / "sshd.log").open("wb") as log:
+        server = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
+    try:
+        assert wait_until(lambda: f"port {port}" in (folder / "sshd.log").read_text())
+        yield {"Port": port, "HostKeyAlias": host.known_name}
+    finally:
+        server.kill()
+        server.wait()
+
+
 def find_obstacle() -> str | None:
     """Say what is missing for these hosts and what to do about it, or None."""
     if shutil.which("sshd", path=SSHD_PATH) is None:
@@ -270,12 +286,6 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
     argv = ["ssh-keygen", "-q", "-t", kind, *bits, "-N", passphrase, "-a", "1", "-f", str(path)]
     subprocess.run(argv, check=True, timeout=DEADLINE_S)
     return path.with_name(f"{path.name}.pub").read_text()
-
-
-def sign(authority: Path, key: Path, *words: str) -> None:
-    """Make the certificate of a key; `words` say for whom."""
-    argv = ["ssh-keygen", "-q", "-s", str(authority), "-I", "test", *words, f"{key}.pub"]
-    subprocess.run(argv, check=True, timeout=DEADLINE_S)
 
 
 @contextlib.contextmanager

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import re
 import socket
-import threading
-from collections.abc import Iterator
 
 import pytest
 from launching import TRANSPORTS, Launch, every_transport, shell
 from machines.patience import DEADLINE_S, slowed
 from machines.ports import free_port
-from ssh_hosts import SshHosts, make_key
+from ssh_hosts import SshHosts, another_sshd, make_key
 
 from launcher.transports.bootstrap import MARKER_TIMEOUT_S
 
@@ -154,45 +151,14 @@ def test_many_hosts_behind_one_bastion(launch: Launch, hosts: SshHosts) -> None:
 @every_transport
 def test_a_host_that_is_booting_is_waited_for(launch: Launch, hosts: SshHosts) -> None:
     """Where --connect-timeout says how long; without it a port that refuses is a mistake, and said at once."""
-    port = free_port("127.0.0.2")
-    config = hosts.write_config(launch.folder / "config", node2={"Port": port, "HostKeyAlias": "booted"})
-    with hosts.known_hosts.open("a") as known:
-        known.write(f"booted {hosts['node2'].public_key}\n")
+    port, node2 = free_port("127.0.0.2"), hosts["node2"]
+    config = hosts.write_config(launch.folder / "config", node2={"Port": port, "HostKeyAlias": node2.known_name})
     words = ("--ssh-config", str(config), "--connect-timeout", str(DEADLINE_S), "--", "echo in")
     running = launch.start_exec(*words)
     running.wait_for(r"^\[node1\] in")
-    with relay(("127.0.0.2", port), ("127.0.0.2", hosts["node2"].port)):
+    with another_sshd(node2, launch.folder, port=port):
         done = running.finish()
     assert (done.exit_code, sorted(done.lines)) == (0, ["[node1] in", "[node2] in"])
-
-
-@contextlib.contextmanager
-def relay(here: tuple[str, int], there: tuple[str, int]) -> Iterator[None]:
-    """Stand for a host that has just come up."""
-    listener = socket.create_server(here)
-    sockets = [listener]
-
-    def copy(source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                ends = (listener.accept()[0], socket.create_connection(there))
-                sockets.extend(ends)
-                for pair in (ends, ends[::-1]):
-                    threading.Thread(target=copy, args=pair, daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        for end in sockets:
-            end.close()
 
 
 # ---- rc files -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from machines.patience import DEADLINE_S
 from machines.ports import free_port
 from machines.processes import wait_until
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SSHD_PATH, SshHost, SshHosts, is_alive, make_key, running_agent
+from ssh_hosts import SshHost, SshHosts, another_sshd, is_alive, make_key, running_agent
 from terminal import Terminal
 
 from launcher.errors import HostFailure, HostFailureKind
@@ -83,42 +82,18 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield place
 
 
-def add_to_agent(key: Path, passphrase: str = "", options: Sequence[str] = ()) -> None:
+def add_to_agent(key: Path, passphrase: str = "") -> None:
     """Add a key as its user would, who types the passphrase."""
     ask = key.with_name("askpass")
     ask.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
     ask.chmod(0o755)
     env = {**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force"}
-    subprocess.run(["ssh-add", "-q", *options, str(key)], env=env, check=True, timeout=DEADLINE_S, capture_output=True)
+    subprocess.run(["ssh-add", "-q", str(key)], env=env, check=True, timeout=DEADLINE_S, capture_output=True)
 
 
-def known_name(host: SshHost) -> str:
-    """Return the name by which known_hosts has its key, for another server that has it too."""
-    return f"[{host.address}]:{host.port}"
-
-
-def allow(hosts: SshHosts, public: str, options: str = "") -> None:
+def allow(hosts: SshHosts, public: str) -> None:
     with (hosts.folder / "authorized_keys").open("a") as file:
-        file.write(f"{options}{public}")
-
-
-@contextmanager
-def sshd_with(host: SshHost, folder: Path, *lines: str) -> Iterator[dict[str, object]]:
-    """Run another sshd of a host, with these lines in its sshd_config; yield what reaches it."""
-    port = free_port(host.address)
-    config = (host.folder / "sshd_config").read_text()
-    config = config.replace(f":{host.port}\n", f":{port}\n").replace("/sshd.pid", "/other.pid")
-    (folder / "sshd_config").write_text("\n".join([*lines, config]))  # the first value counts
-    sshd = shutil.which("sshd", path=SSHD_PATH)
-    assert sshd is not None
-    with (folder / "sshd.log").open("wb") as log:
-        server = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
-    try:
-        assert wait_until(lambda: f"port {port}" in (folder / "sshd.log").read_text())
-        yield {"Port": port, "HostKeyAlias": known_name(host)}
-    finally:
-        server.kill()
-        server.wait()
+        file.write(public)
 
 
 # ---- keys and agents ------------------------------------------------------------------------------------------------
@@ -135,7 +110,7 @@ def test_the_second_of_two_keys(
 
 
 def test_algorithms_that_paramiko_lacks(log_in: LogIn, hosts: SshHosts, tmp_path: Path, needs: list[str]) -> None:
-    with sshd_with(hosts["node2"], tmp_path, "Ciphers chacha20-poly1305@openssh.com") as settings:
+    with another_sshd(hosts["node2"], tmp_path, "Ciphers chacha20-poly1305@openssh.com") as settings:
         assert log_in(node2=settings) == "in\n"
     assert [need.startswith(f"{USING_SSH}fabric fails (IncompatiblePeer: ") for need in needs] == [True]
 
@@ -235,7 +210,7 @@ def test_a_host_that_ssh_alone_can_reach_is_not_tried_twice(
 
 def test_a_silent_host_is_tried_once(log_in: LogIn, hosts: SshHosts) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        place = {"HostName": "127.0.0.1", "Port": mute.getsockname()[1], "HostKeyAlias": known_name(hosts["node2"])}
+        place = {"HostName": "127.0.0.1", "Port": mute.getsockname()[1], "HostKeyAlias": hosts["node2"].known_name}
         failure = log_in(node2={**place, "ConnectTimeout": 1})
         assert failure.kind is HostFailureKind.TIMED_OUT
         mute.setblocking(False)
@@ -346,17 +321,16 @@ def test_a_password_is_nothing_for_ssh(log_in: LogIn) -> None:
 
 @pytest.fixture
 def known(hosts: SshHosts, tmp_path: Path) -> Callable[[str], dict[str, object]]:
-    """Return a function that writes known_hosts, with NODE, CA and OTHER for keys, and gives the settings for it."""
+    """Return a function that writes known_hosts, with NODE and OTHER for keys, and gives the settings for it."""
     keys = {
         "NODE": hosts["node2"].public_key,
         "OTHER": hosts["node1"].public_key,
-        "CA": " ".join(hosts.authority.with_name("ca.pub").read_text().split()[:2]),
         "PORT": str(hosts["node2"].port),
     }
 
     def write(text: str) -> dict[str, object]:
         path = tmp_path / "known_hosts"
-        path.write_text(re.sub("|".join(keys), lambda found: keys[found[0]], text))  # at once: a key may hold `CA`
+        path.write_text(re.sub("|".join(keys), lambda found: keys[found[0]], text))
         return {"UserKnownHostsFile": path}
 
     return write
@@ -369,7 +343,7 @@ KNOWN = [
     ("127.0.0.2 NODE", "in"),
     ("[127.0.0.?]:* NODE", "in"),
     ("!*127.0.0.2*,* NODE", "host key unknown"),
-    ("@cert-authority * CA\n[127.0.0.2]:PORT OTHER", "in"),
+    ("@revoked * OTHER\n[127.0.0.2]:PORT NODE", "in"),
     ("@revoked * NODE\n[127.0.0.2]:PORT NODE", "host key revoked"),
     ("# [127.0.0.2]:PORT NODE\nnonsense\n\n@cert-authority\n[127.0.0.2]:PORT ssh-ed25519 AAA", "host key unknown"),
 ]
@@ -421,7 +395,7 @@ def test_a_new_key_is_recorded_once(
 @pytest.mark.parametrize("transport", ["pdsh"])
 def test_the_connection_itself_costs_no_session(launch: Launch, hosts: SshHosts, tmp_path: Path) -> None:
     """Of which sshd allows so many over one; a process too many gets a login of its own."""
-    with sshd_with(hosts["node2"], tmp_path, "MaxSessions 1") as settings:
+    with another_sshd(hosts["node2"], tmp_path, "MaxSessions 1") as settings:
         config = hosts.write_config(tmp_path / "config", node2=settings)
         done = launch.exec("--hosts", "node2", "--ssh-config", str(config), "--", "echo in")
         logins = (tmp_path / "sshd.log").read_text().count("Accepted publickey")
@@ -583,7 +557,7 @@ def test_a_proxy_command_that_fails_is_told_in_its_words(log_in: LogIn) -> None:
 
 @every_transport
 def test_a_jump_host_that_forwards_nothing(log_in: LogIn, hosts: SshHosts, tmp_path: Path) -> None:
-    with sshd_with(hosts["node1"], tmp_path, "AllowTcpForwarding no") as settings:
+    with another_sshd(hosts["node1"], tmp_path, "AllowTcpForwarding no") as settings:
         failure = log_in(node1=settings, node2={"ProxyJump": "node1"})
     assert "rohibited" in failure.text
     assert failure.fix == "allow it in the jump host's sshd_config: AllowTcpForwarding, PermitOpen"
@@ -593,7 +567,7 @@ def test_a_jump_host_that_forwards_nothing(log_in: LogIn, hosts: SshHosts, tmp_p
 def test_a_gateway_that_does_not_answer(log_in: LogIn, hosts: SshHosts, transport: str) -> None:
     """For as long as ssh_config says."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        place = {"Port": mute.getsockname()[1], "HostKeyAlias": known_name(hosts["node1"])}
+        place = {"Port": mute.getsockname()[1], "HostKeyAlias": hosts["node1"].known_name}
         failure = log_in(node1=place, node2={"ProxyJump": "node1", "ConnectTimeout": 1})
     said = {
         "fabric": "jump host node1: 127.0.0.1 port {} does not answer",
