@@ -20,7 +20,7 @@ from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.bootstrap import LoadedPython, describe_no_input, hanging_up, open_python
 
 REDIAL_S = 600.0  # an agent tries for so long to reach its controller again, if the run may be restarted
-_DIALLING_S = 10.0  # for an agent to reach a controller that listens, and a while for one whose host is busy
+_ANSWER_S = 10.0  # for an agent's answer, once its time to connect is over
 _ERROR_BYTES = 4096
 
 _MOST_ADDRESSES = 256  # an agent dials all of them at once
@@ -90,29 +90,21 @@ def await_answer(channel: Channel, host: Host, controller: str) -> str:
 def start_again(transport: Transport, host: Host, pythons: Sequence[str], order: Order, controller: str) -> None:
     """Start the agent of a host that was missing, and return once it has reached the controller.
 
-    Raise TransportError if that isn't so; the agent may still try.
+    Raise TransportError if that isn't so.
     """
     timeout_s = order["connect_timeout_s"]
     python = open_agent(transport, host, pythons, timeout_s)
-    with hanging_up(python.channel, timeout_s + _DIALLING_S) as has_hung_up:
+    with hanging_up(python.channel, timeout_s + _ANSWER_S):
         try:
             give_order(python.channel, {**order, "is_after_go": True})
             answer = await_answer(python.channel, host, controller)
-        except TransportError:
-            if not has_hung_up.is_set():
-                raise
-            answer = messages.PRESENT
         finally:
             python.channel.close()
     if answer == messages.PRESENT:
-        raise TransportError(_describe_deaf(host, controller, order))
-
-
-def _describe_deaf(host: Host, controller: str, order: Order) -> HostFailure:
-    """Return the failure of a host whose agent runs, and doesn't reach the controller."""
-    port = order["addresses"][0][1] if order["addresses"] else 0
-    text = f"its agent runs, but has not reached {controller} yet"
-    return HostFailure(host.name, HostFailureKind.NO_ROUTE, text, f"let it connect to {controller}, port {port}")
+        port = order["addresses"][0][1] if order["addresses"] else 0
+        text = f"its agent runs, but has not reached {controller} yet"
+        fix = f"let it connect to {controller}, port {port}"
+        raise TransportError(HostFailure(host.name, HostFailureKind.NO_ROUTE, text, fix))
 
 
 def _is_local(address: str) -> bool:

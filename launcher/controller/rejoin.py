@@ -20,7 +20,7 @@ from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.hosts.host import Host
 from launcher.runs.run_list import RunListEntry
 from launcher.session.settings import loader_pythons
-from launcher.transports.agents.hub import Absence, Hub, Return
+from launcher.transports.agents.hub import Absence, Hub
 from launcher.transports.base import Transport, TransportSettings, failure_of
 from launcher.transports.process_channel import LocalTransport
 from launcher.transports.ssh.openssh import OpenSSHTransport
@@ -28,27 +28,14 @@ from launcher.wording import age
 
 FIRST_TRY_S = 20.0  # after its loss: an agent that was cut off dials again by itself
 # Between two tries: a host boots for minutes, and fail2ban bans an address after five refusals in ten minutes.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 300.0
+PAUSE_S = 150.0
 _LOGINS_AT_ONCE = 8
-
-
-def find_pause(failures: int) -> float:
-    """Return how long after so many failed logins a host is tried again."""
-    return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures - 1, 16)))
-
-
-def describe_return(found: Return) -> str | None:
-    """Return the message about a host that is back, or None if that isn't worth one."""
-    if found.missing_s < FIRST_TRY_S:
-        return None
-    return f"launch: {found.host} is connected again after {age(found.missing_s)}"
 
 
 @dataclass(slots=True)
 class _Tries:
     """The logins to one host since it is missing."""
 
-    failures: int = 0
     due_at_s: float = FIRST_TRY_S  # after its loss
     is_running: bool = False
 
@@ -121,9 +108,8 @@ class Rejoining:
             with self._lock:
                 if found.host in self._tries and not self._tries[found.host].is_running:
                     del self._tries[found.host]
-            line = describe_return(found)
-            if line is not None:
-                self._say(line)
+            if found.missing_s >= FIRST_TRY_S:  # otherwise the loss that the run has told is all there is to say
+                self._say(f"launch: {found.host} is connected again after {age(found.missing_s)}")
 
     def _try_missing(self, is_changed: threading.Event) -> float | None:
         """Begin the logins that are due; return in how many seconds to look again, None: at a change."""
@@ -142,7 +128,8 @@ class Rejoining:
                 start_thread(partial(self._log_in, absence, is_changed), f"rejoin {absence.host}", lambda error: None)
             except LauncherError as error:  # no thread is left
                 failure = HostFailure(absence.host, HostFailureKind.THREADS, error.message)
-                waits.append(self._note_failure(absence, failure))
+                self._note_failure(absence, failure)
+                waits.append(PAUSE_S)
         return min(waits, default=None)
 
     def _log_in(self, absence: Absence, is_changed: threading.Event) -> None:
@@ -157,14 +144,8 @@ class Rejoining:
             self._note_failure(absence, failure_of(absence.host, error))
         is_changed.set()
 
-    def _note_failure(self, absence: Absence, failure: HostFailure) -> float:
-        """Note that a login has failed, and return how long to wait."""
+    def _note_failure(self, absence: Absence, failure: HostFailure) -> None:
         self._hub.note_try(absence.host, f"from {self._own}: {failure.text}")
+        now_s = next((now.missing_s for now in self._hub.find_absences() if now.host == absence.host), 0.0)
         with self._lock:
-            tries = self._tries[absence.host]
-            tries.failures += 1
-            pause_s = find_pause(tries.failures)
-            now_s = next((now.missing_s for now in self._hub.find_absences() if now.host == absence.host), 0.0)
-            tries.due_at_s = now_s + pause_s
-            tries.is_running = False
-        return pause_s
+            self._tries[absence.host] = _Tries(now_s + PAUSE_S)

@@ -2,8 +2,8 @@
 
 Who uses a GPU has bound the name that belongs to its UUID, and listens there. Nobody else can bind it, the kernel frees
 it when the last process that has the socket is gone, and says whose it is (SO_PEERCRED). Whoever wants to know more
-calls: the holder answers with one message, its own word, and the line then lasts until it ends. One that is frozen
-doesn't answer, and its backlog may be full; it still holds its GPUs. Who starts on GPUs of others anyway
+calls: the holder answers with one message, its own word. One that is frozen doesn't answer, and its backlog may be
+full; it still holds its GPUs. Who starts on GPUs of others anyway
 (--share) takes the next number of the same UUID.
 
 The process that starts the ranks gets the sockets, too, so old ranks that still save keep others out. No other process
@@ -13,7 +13,7 @@ Between two attempts the supervisor of the last one holds them, on its connectio
 it gives them back, and the other one takes them at once.
 
 A place in the queue is a name, too; its number is the time at which its run began, by its launch host's clock. So all
-hosts have the runs in one order. Whoever waits looks at who is before it, again and again, and when one of them ends.
+hosts have the runs in one order. Whoever waits looks at who is before it each second.
 
 All this holds within one network namespace.
 """
@@ -47,7 +47,7 @@ _MOST_PLACES = 128  # that are looked at
 _NAMES = "/proc/net/unix"  # all sockets of this network namespace
 _NAME = re.compile(r" @launch/(.*)/([0-9]{1,18})$", re.MULTILINE)
 _ANSWER_S = 1.0
-_TURN_S = 2.0  # between two looks in the queue; the end of one that was called wakes sooner
+_TURN_S = 1.0  # between two looks in the queue
 _SOON_S = 0.05
 _TRIES = 3  # where a holder says nothing: it may be about to listen, or gone by now
 _BREATH_S = 0.005  # between two callers of a socket, so that nobody keeps its holder from its work
@@ -165,7 +165,6 @@ class Held:
         self.sockets: Dict[Name, socket.socket] = {}
         self.on_taken: Optional[Callable[[], object]] = None  # the next attempt may have it, which then calls this
         self._loop = loop
-        self._callers: List[socket.socket] = []  # the oldest first
 
     @property
     def parts(self) -> set[str]:
@@ -194,27 +193,31 @@ class Held:
             self._loop.watch(sock.fileno(), partial(self._accept, name, sock))
 
     def _accept(self, name: Name, sock: socket.socket) -> None:
+        """Take one caller; it has a moment for its request, and the next one waits for that long."""
         self._loop.forget(sock.fileno())
-        self._loop.call_later(_BREATH_S, partial(self._listen, name))
         try:
             caller, _ = sock.accept()
         except OSError:  # it has left, or this process has too many open files
+            self._loop.call_later(_BREATH_S, partial(self._listen, name))
             return
-        self._callers.append(caller)
-        self._loop.watch(caller.fileno(), partial(self._hear, name, caller))
-        if len(self._callers) > _MOST_CALLERS:  # some may have left long ago
-            self._close(self._callers.pop(0))
+        caller.setblocking(False)
+        self._loop.call_later(_BREATH_S, partial(self._hear, name, caller))
 
     def _hear(self, name: Name, caller: socket.socket) -> None:
-        self._loop.forget(caller.fileno())
-        caller.setblocking(False)
-        try:
-            uid, request = _find_peer(caller), _read_words(caller.recv(_MOST_BYTES))
+        with caller:
+            if name not in self.sockets:
+                return
+            try:
+                uid, request = _find_peer(caller), _read_words(caller.recv(_MOST_BYTES))
+            except OSError:  # it has left, or says nothing
+                uid, request = None, {}
             if self.on_taken is not None and uid == os.geteuid() and request.get("takes") == _identify(self.words):
                 self._release(name)
-            caller.send(json.dumps(self.words).encode())
-        except OSError:  # it has left
-            pass
+            try:
+                caller.send(json.dumps(self.words).encode())
+            except OSError:  # it has left
+                pass
+        self._listen(name)
         if self.on_taken is not None and not self.sockets:
             self.on_taken()
 
@@ -222,18 +225,13 @@ class Held:
         sock = self.sockets.pop(name, None)
         if sock is not None:
             workers.private_fds.discard(sock.fileno())
-            self._close(sock)
-
-    def _close(self, sock: socket.socket) -> None:
-        self._loop.forget(sock.fileno())
-        sock.close()
+            self._loop.forget(sock.fileno())
+            sock.close()
 
     def end(self) -> None:
         """Give all back."""
         for name in list(self.sockets):
             self._release(name)
-        while self._callers:  # each sees that as its end
-            self._close(self._callers.pop())
 
 
 class _Answer:
@@ -247,48 +245,44 @@ class _Answer:
 
 
 class _Look:
-    """One request to all who hold some names; the lines to them stay open until `close`."""
+    """One request to all who hold some names."""
 
     def __init__(
-        self, loop: Loop, names: Iterable[Name], request: Words, on_answers: Callable[[List[_Answer]], object],
-        on_end: Callable[[], object],
-    ) -> None:  # fmt: skip
-        """on_answers: gets all answers, or after a moment those that came; on_end: called when a line ends later."""
+        self, loop: Loop, names: Iterable[Name], request: Words, on_answers: Callable[[List[_Answer]], object]
+    ) -> None:
+        """on_answers: gets all answers, or after a moment those that came."""
         self._loop = loop
-        self._on_answers, self._on_end = on_answers, on_end
+        self._on_answers = on_answers
         data = json.dumps(request).encode()
         self._answers = [answer for name in names for answer in _call(name, data)]
-        self._missing = [answer for answer in self._answers if answer.sock is not None]
-        for answer in self._answers:
-            if answer.sock is not None:
-                loop.watch(answer.sock.fileno(), partial(self._read, answer, answer.sock))
-        self._timer = loop.call_later(_ANSWER_S if self._missing else 0.0, self._finish)
+        self._lines = {answer.sock: answer for answer in self._answers if answer.sock is not None}
+        for sock in self._lines:
+            loop.watch(sock.fileno(), partial(self._read, sock))
+        self._timer = loop.call_later(_ANSWER_S if self._lines else 0.0, self._finish)
 
-    def _read(self, answer: _Answer, sock: socket.socket) -> None:
-        if answer not in self._missing:
-            self._loop.forget(sock.fileno())
-            self._on_end()
-            return
-        self._missing.remove(answer)
+    def _read(self, sock: socket.socket) -> None:
         try:
-            answer.words = _read_words(sock.recv(_MOST_BYTES))
+            self._lines[sock].words = _read_words(sock.recv(_MOST_BYTES))
         except OSError:
             pass
-        if not self._missing:
+        self._hang_up(sock)
+        if not self._lines:
             self._finish()
 
+    def _hang_up(self, sock: socket.socket) -> None:
+        del self._lines[sock]
+        self._loop.forget(sock.fileno())
+        sock.close()
+
     def _finish(self) -> None:
-        self._loop.cancel(self._timer)
-        self._missing = []
+        self.close()
         self._on_answers(self._answers)
 
     def close(self) -> None:
         """End it."""
         self._loop.cancel(self._timer)
-        for answer in self._answers:
-            if answer.sock is not None:
-                self._loop.forget(answer.sock.fileno())
-                answer.sock.close()
+        for sock in list(self._lines):
+            self._hang_up(sock)
 
 
 def _call(name: Name, data: bytes) -> Iterable[_Answer]:
@@ -438,11 +432,10 @@ class ClaimHolder:
         self._ask(names, {"takes": _identify(self._words)}, act)
 
     def _ask(self, names: Iterable[Name], request: Words, act: Callable[[List[_Answer]], object]) -> None:
-        """Ask all others who hold these names; who waits looks again as soon as one of them ends."""
+        """Ask all others who hold these names."""
         self._forget()
         own = {name for held in (self._own, self._place) if held is not None for name in held.sockets}
-        wake = partial(self._later, _SOON_S, self._turn) if self._header.get("waits") else lambda: None
-        self._look = _Look(self._loop, [name for name in names if name not in own], request, act, wake)
+        self._look = _Look(self._loop, [name for name in names if name not in own], request, act)
 
     def _read(self, answers: Iterable[_Answer]) -> list[Claim]:
         """Return the claims, and then the places in the queue in their order."""

@@ -82,7 +82,6 @@ class Connection:
         self.host = host
         self.noise = b""  # what came before the marker, and on stderr
         self.heard_at = time.monotonic()
-        self._heard_lock = threading.Lock()  # the reader sets it, and the pool adds a standstill
         self.sleeps_along = False  # the node is on this machine
         self.is_ready = False
         self.is_idle = False  # the node waits for what becomes of the claim
@@ -153,8 +152,8 @@ class Connection:
 
     def excuse(self, stood_s: float, now: float) -> None:
         """Leave out of the node's silence the time for which this process was suspended."""
-        with self._heard_lock:
-            self.heard_at = min(now, self.heard_at + stood_s)
+        # The reader may set it meanwhile: then a heartbeat is missed, and another one comes in time.
+        self.heard_at = min(now, self.heard_at + stood_s)
 
     def check_time(self) -> None:
         """Hang up if the login shell prints no marker in time, or the node sends no heartbeat."""
@@ -234,7 +233,7 @@ class Connection:
             if found is not None and not self._is_closed:
                 self._opened_at = None  # it is no longer the login shell that takes its time
                 self._send_code(bootstrap.start_code(SUPERVISOR, archive, is_kept=found.is_kept))
-                self._hear()
+                self.heard_at = time.monotonic()
                 self.is_ready = True
                 self._may_write.set()  # messages may be queued already
                 return found.rest
@@ -309,12 +308,8 @@ class Connection:
                 events.append(Event(self.index, header["type"], header, wall_clock()))
         if events:
             self._on_events(events)
-        self._hear()
+        self.heard_at = time.monotonic()
         self._is_busy = False
-
-    def _hear(self) -> None:
-        with self._heard_lock:
-            self.heard_at = time.monotonic()
 
     def _note_trip(self, asked_at: float | None, held_s: float | None) -> None:
         """Take a measurement of the way there and back; held_s: how long the node took to answer.
@@ -337,7 +332,7 @@ class Connection:
             if line.startswith(prefix):
                 guardian = messages.Decoder(accept=self._expected.accept_from_guardian)
                 for report, _ in guardian.feed(line[len(prefix) :] + b"\n"):
-                    self._hear()  # noise is no heartbeat
+                    self.heard_at = time.monotonic()  # noise is no heartbeat
                     if report["type"] != messages.BEAT:
                         self._post(report["type"], report)
             elif line:

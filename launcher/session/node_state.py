@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -11,8 +11,9 @@ from launcher.errors import HostFailure, HostFailureKind, LauncherError
 from launcher.forms import FormError, reader_of
 from launcher.job.facts import NodeFacts, Route
 from launcher.node import messages
+from launcher.session import connection as kinds
 from launcher.session.allowed_messages import KeeperEnding
-from launcher.session.connection import LOST, READY, Event
+from launcher.session.connection import Event
 from launcher.wording import count
 
 
@@ -109,12 +110,53 @@ class NodeState:
 
     def take(self, event: Event) -> None:
         """Record what an event says about the node's state; some events, such as a stack, say nothing about it."""
-        handler = _HANDLERS.get(event.kind)
-        if handler is not None:
-            handler(self, event)
+        fields = event.fields
+        match event.kind:
+            case kinds.READY:
+                self.stage = Stage.STARTING_SUPERVISOR
+            case kinds.LOST:
+                self._take_lost(event)
+            case messages.HELLO:
+                self.folder, self.keepers = fields["folder"], fields["keepers"]
+                self.stage = Stage.TAKING_CODE if self.has_code else self._first_stage
+            case messages.PLACED:
+                self.stage = self._first_stage
+            case messages.FACTS:
+                self._take_facts(event)
+            case messages.ROUTED:
+                self.route = read_route(fields, self.asked_at, event.at)
+            case messages.PROBED:
+                self.probed = fields
+            case messages.SHARED:
+                self.shared = fields
+            case messages.CLAIMED:
+                self.claimed = fields
+                self.stage = Stage.QUEUED if fields["waits"] else self.stage
+            case messages.SAMPLED if self.stage is Stage.WAITING_FOR_OTHERS:
+                self.stage = Stage.WATCHED
+            case messages.STARTED:
+                self.started.add(fields["local_rank"])
+                self.stage = Stage.RUNNING_RANKS
+            case messages.EXIT:
+                self.exits[fields["local_rank"]] = event
+            case messages.ENDED:
+                self.ended = event
+            case messages.SEEN:
+                self.has_looked, self.has_saved = True, fields["has_saved"]
+                self.lacks_folder = fields.get("is_missing") is True
+            case messages.FAILED:
+                # It names the message that it could not serve; without a directory it starts nothing.
+                is_refusal = fields["text"].startswith(f"{messages.PREPARE}: ") and not self.is_swept
+                self.has_refused = self.has_refused or is_refusal
+                self._blame_supervisor(event, fields["text"])
+            case messages.CENSUS:
+                self._take_census(event)
+            case messages.IDLE:
+                self.has_sent_all = True
 
-    def _take_ready(self, event: Event) -> None:
-        self.stage = Stage.STARTING_SUPERVISOR
+    @property
+    def _first_stage(self) -> Stage:
+        return Stage.RUNNING_SETUP if self.has_setup else Stage.GATHERING_FACTS
 
     def _take_lost(self, event: Event) -> None:
         if self.census is not None:
@@ -132,66 +174,12 @@ class NodeState:
             self.failure, self.keeper_ending = failure, None
         self.ended = self.ended or event
 
-    def _take_idle(self, event: Event) -> None:
-        self.has_sent_all = True
-
-    def _take_hello(self, event: Event) -> None:
-        self.folder = event.fields["folder"]
-        self.keepers = event.fields["keepers"]
-        self.stage = Stage.TAKING_CODE if self.has_code else self._first_stage
-
-    def _take_placed(self, event: Event) -> None:
-        self.stage = self._first_stage
-
-    @property
-    def _first_stage(self) -> Stage:
-        return Stage.RUNNING_SETUP if self.has_setup else Stage.GATHERING_FACTS
-
     def _take_facts(self, event: Event) -> None:
         try:
             self.facts = read_facts(event.fields, self.folder or "")
         except LauncherError as error:
             self.failure = HostFailure(self.host, HostFailureKind.FACTS, error.message)
         self.stage = Stage.WAITING_FOR_OTHERS
-
-    def _take_routed(self, event: Event) -> None:
-        self.route = read_route(event.fields)
-
-    def _take_probed(self, event: Event) -> None:
-        self.probed = event.fields
-
-    def _take_shared(self, event: Event) -> None:
-        self.shared = event.fields
-
-    def _take_claimed(self, event: Event) -> None:
-        self.claimed = event.fields
-        if event.fields["waits"]:
-            self.stage = Stage.QUEUED
-
-    def _take_sampled(self, event: Event) -> None:
-        if self.stage is Stage.WAITING_FOR_OTHERS:
-            self.stage = Stage.WATCHED
-
-    def _take_started(self, event: Event) -> None:
-        self.started.add(event.fields["local_rank"])
-        self.stage = Stage.RUNNING_RANKS
-
-    def _take_exit(self, event: Event) -> None:
-        self.exits[event.fields["local_rank"]] = event
-
-    def _take_ended(self, event: Event) -> None:
-        self.ended = event
-
-    def _take_seen(self, event: Event) -> None:
-        self.has_looked = True
-        self.has_saved = event.fields["has_saved"]
-        self.lacks_folder = event.fields.get("is_missing") is True
-
-    def _take_failed(self, event: Event) -> None:
-        # It names the message that it could not serve; without a directory it starts nothing.
-        is_refusal = event.fields["text"].startswith(f"{messages.PREPARE}: ") and not self.is_swept
-        self.has_refused = self.has_refused or is_refusal
-        self._blame_supervisor(event, event.fields["text"])
 
     def _take_census(self, event: Event) -> None:
         self.census = event.fields
@@ -204,27 +192,6 @@ class NodeState:
         self.failure = self.failure or HostFailure(self.host, HostFailureKind.SUPERVISOR, text)
         self.keeper_ending = self.keeper_ending or event.fields.get("supervisor")
         self.ended = self.ended or event
-
-
-_HANDLERS: Mapping[str, Callable[[NodeState, Event], None]] = {
-    READY: NodeState._take_ready,
-    LOST: NodeState._take_lost,
-    messages.HELLO: NodeState._take_hello,
-    messages.PLACED: NodeState._take_placed,
-    messages.FACTS: NodeState._take_facts,
-    messages.ROUTED: NodeState._take_routed,
-    messages.PROBED: NodeState._take_probed,
-    messages.SHARED: NodeState._take_shared,
-    messages.CLAIMED: NodeState._take_claimed,
-    messages.SAMPLED: NodeState._take_sampled,
-    messages.STARTED: NodeState._take_started,
-    messages.EXIT: NodeState._take_exit,
-    messages.ENDED: NodeState._take_ended,
-    messages.SEEN: NodeState._take_seen,
-    messages.FAILED: NodeState._take_failed,
-    messages.CENSUS: NodeState._take_census,
-    messages.IDLE: NodeState._take_idle,
-}
 
 
 @dataclass(frozen=True, slots=True)

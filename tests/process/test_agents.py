@@ -22,7 +22,6 @@ import pytest
 from agent_fleet import RUN, Fleet, MakeFleet, Wire
 from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
-from machines.ports import free_port
 from node_process import is_alive, wait_until
 
 from launcher.errors import HostFailureKind
@@ -90,14 +89,9 @@ def test_bytes_come_back_as_they_were(make_fleet: MakeFleet, any_python: str) ->
     assert streams[STDERR] == data
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is read-only")
-def test_an_agent_whose_name_can_t_be_set(make_fleet: MakeFleet, read_only_proc: str) -> None:
-    assert make_fleet().plant("n1", python=read_only_proc).read_answer()["type"] == "dialled"
-
-
-@pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("no-such", 127)])
-def test_exit_codes(fleet: Fleet, command: str, code: int) -> None:
-    assert run(fleet.hub.open_transport(), A, command)[1] == code
+def test_exit_codes(fleet: Fleet) -> None:
+    transport = fleet.hub.open_transport()
+    assert [run(transport, A, command)[1] for command in ("exit 7", "kill -9 $$", "no-such")] == [7, 137, 127]
 
 
 def test_a_process_that_is_not_read_or_does_not_read_stops_no_other(fleet: Fleet, tmp_path: Path) -> None:
@@ -164,14 +158,8 @@ def read_to_end(sock: socket.socket) -> bytes:
     "change",
     [
         {"token": "0" * 64},
-        {"token": "\udc80"},
-        {"token": None},
         {"index": 1},
-        {"index": 7},
-        {"index": -1},
         {"index": True},
-        {"index": "0"},
-        {"run": "another"},
         {"type": "out"},
         {"more": "x" * 4096},
     ],
@@ -371,10 +359,6 @@ def test_before_go_nothing_is_started_and_the_login_ends_it(make_fleet: MakeFlee
     planted = fleet.plant("n1")
     assert planted.read_answer()["type"] == "dialled"
     transport = fleet.hub.open_transport()
-    assert run(transport, A, "echo on") == (
-        {STDOUT: b"", STDERR: b"launch: the controller has not said GO\n"},
-        126,
-    )
     assert len(fleet.pids()) == 1
     planted.channel.close()
     wait_until(lambda: fleet.hub.missing() == ["n1"])
@@ -521,19 +505,6 @@ def test_an_agent_after_go_needs_no_login(make_fleet: MakeFleet) -> None:
     assert [found.host for found in fleet.hub.take_returns()] == ["n1"]
     assert fleet.hub.take_returns() == fleet.hub.find_absences() == []
     assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
-
-
-def test_an_agent_after_go_may_come_before_its_controller(make_fleet: MakeFleet) -> None:
-    """It outlives the login that started it."""
-    fleet = make_fleet()
-    port = free_port()
-    planted = fleet.plant("n1", [("127.0.0.1", port)], connect_timeout_s=0.0, is_after_go=True)
-    planted.channel.close()
-    wait_until(fleet.pids)
-    hub, _ = fleet.open_hub(port)
-    hub.go()
-    assert hub.wait_for_all(DEADLINE_S) == []
-    assert run(hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
 
 
 def test_a_frozen_agent_is_dropped_and_hangs_up_when_it_thaws(make_fleet: MakeFleet) -> None:

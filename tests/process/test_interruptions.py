@@ -20,7 +20,6 @@ from node_process import is_alive, shell, wait_until
 from screen import Screen
 from transport_by_host import TransportByHost
 
-from launcher.commands import check
 from launcher.commands.exec import Execution, execute
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind, Timeouts
@@ -32,7 +31,6 @@ from launcher.runs.run import Run
 from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.session import Session
 from launcher.session.settings import Settings
-from launcher.session.signals import Interrupted
 from launcher.transports.base import Channel, Transport
 from launcher.transports.bootstrap import MARKER
 from launcher.transports.process_channel import LocalTransport
@@ -270,41 +268,16 @@ def test_files_of_the_flight_recorder_are_checked_however_the_run_ends(tmp_path:
     assert words[-1].startswith("launch: stopped by you after" if ending == "ctrl-c" else "launch: finished in")
 
 
-@pytest.mark.parametrize("command", ["run", "check"])
-def test_a_host_that_is_known_to_fail_is_named_at_ctrl_c(tmp_path: Path, command: str) -> None:
+def test_a_host_that_is_known_to_fail_is_named_at_ctrl_c(tmp_path: Path) -> None:
     class NoWay(LocalTransport):
         def open(self, host: Host, command: str, timeout_s: float) -> Channel:  # type: ignore[override]
             raise OSError("no route")
 
     ways: dict[str, Transport] = {"n1": NoWay(), "n2": ClosedTransport()}
-
-    def knows(session: Session) -> bool:
-        return session.states[0].failure is not None
-
-    if command == "run":
-        words = interrupt_run(tmp_path, "true", knows, **ways)[1]
-        assert words[-1] == "launch: stopped by you, nothing was started"
-    else:
-        words = interrupt_check(knows, **ways)
+    words = interrupt_run(tmp_path, "true", lambda session: session.states[0].failure is not None, **ways)[1]
+    assert words[-1] == "launch: stopped by you, nothing was started"
     assert "launch: 1 host can't be used:" in words
     assert any(line.startswith("  n1: ") and "no route" in line for line in words)
-
-
-def interrupt_check(when: Callable[[Session], object], **ways: Transport) -> list[str]:
-    screen = Screen()
-
-    async def run() -> None:
-        session = make_session(screen, [NodeOutput(name, None, None) for name in ways], **ways)
-        pressing = asyncio.create_task(interrupt_when(lambda: when(session)))
-        job = Job(Program(ProgramKind.COMMAND, "true", ()), nproc=1, cpu=True)
-        try:
-            with pytest.raises(Interrupted):
-                await asyncio.wait_for(check.check(job, session, [], {}), DEADLINE_S)
-        finally:
-            pressing.cancel()
-
-    asyncio.run(run())
-    return screen.words
 
 
 def test_ctrl_c_while_a_failed_attempt_stops_means_no_restart(tmp_path: Path) -> None:

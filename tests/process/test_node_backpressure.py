@@ -12,8 +12,6 @@ from launcher.node import messages
 
 FLOOD_BYTES = 60_000_000
 PEAK_KIB = 40_000
-PAGE_BYTES = 2_000_000  # more than a pipe holds, and less than a node does
-PAGE_S = 5.5  # is read for longer than a node that counts for itself would wait
 
 
 def count_written(pid: int) -> int:
@@ -69,17 +67,6 @@ def test_a_reader_that_rests_loses_nothing(nodes: Nodes) -> None:
     assert node.stop() == []
 
 
-def test_a_page_that_is_read_for_long_after_the_end(nodes: Nodes) -> None:
-    """As by `launch exec ... | less`: while our beats go on, what a command has said last waits for its reader."""
-    node, silence_s = nodes.start(), slowed(1.5)
-    node.prepare(silence_s=silence_s)
-    node.start(["head", "-c", str(PAGE_BYTES), "/dev/zero"], is_short=True)
-    turned_at = time.monotonic() + PAGE_S
-    wait_until(lambda: beat(node) and time.monotonic() > turned_at)
-    assert node.wait_for(messages.CENSUS)["left"] == []
-    assert len(node.output[0, STDOUT]) == PAGE_BYTES
-
-
 def test_a_reader_that_rests_can_stop_the_run(node: Node) -> None:
     node.start(["yes"], ["yes"])
     wait_until_stuck(node, node.pid_of(0))
@@ -113,15 +100,6 @@ def test_a_launcher_that_dies_while_much_is_waiting(nodes: Nodes, tmp_path: Path
     node.stdout.close()
     node.hang_up()
     node.wait_until_gone()
-    assert (tmp_path / "saved").exists()
-
-
-def test_a_launcher_that_hangs_up_and_never_reads(nodes: Nodes, tmp_path: Path) -> None:
-    node = nodes.start()
-    node.prepare(stop_timeout_s=NEVER_S)
-    start_flood(node, str(tmp_path / "saved"))
-    node.hang_up()
-    wait_until(lambda: not node.living())
     assert (tmp_path / "saved").exists()
 
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,11 @@ from node_process import (
     WAITS,
     Node,
     Nodes,
-    find_marked,
     is_alive,
     parent_of,
     python,
-    read_state,
     read_status,
     shell,
-    wait_until,
 )  # fmt: skip
 from test_node_torchrun import write_script
 
@@ -308,19 +304,6 @@ def test_a_rank_ends_while_the_shim_is_suspended(nodes: Nodes, end: str) -> None
     node.wait_until_gone()
 
 
-def test_the_shim_is_killed_before_its_report_is_read(nodes: Nodes) -> None:
-    node = nodes.start()
-    node.prepare()
-    argv = shell(f"kill -STOP $1; echo pids $$; {TOLD}; kill -KILL $PPID; exec sleep 300", str(node.supervisor))
-    node.send(messages.START, processes=[{"rank": 0, "argv": argv, "env": {}}], cwd=None)
-    wait_until(lambda: read_state(node.supervisor) == "T")
-    wait_until(lambda: not find_marked(node.mark))
-    os.kill(node.supervisor, signal.SIGCONT)
-    assert node.wait_for_exits() == {0: (None, signal.SIGKILL)}
-    node.wait_for(messages.ENDED)
-    assert node.stop() == []
-
-
 KILLED_STARTER = """
 import os, sys
 from launcher.node.processes.starter import Starter
@@ -338,47 +321,6 @@ def test_an_end_is_told_though_the_starter_is_killed_as_it_reaps(end: str, statu
     run = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", sys.executable, "-c", KILLED_STARTER, end]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert (done.returncode, json.loads(done.stdout)["status"]) == (-signal.SIGKILL, status), done.stderr
-
-
-def test_an_end_that_is_told_twice_counts_once(nodes: Nodes) -> None:
-    """The shim was killed between telling and reaping, so the supervisor reaps the rank as well."""
-    node = nodes.start()
-    node.prepare()
-    node.start(["sleep", "300"])
-    shim, rank = find_starter(node), node.pid_of(0)
-    with open_reports(shim, node.supervisor) as reports:
-        os.kill(shim, signal.SIGSTOP)
-        os.kill(rank, signal.SIGKILL)
-        told = {"pid": rank, "status": signal.SIGKILL, "ended_at": time.monotonic()}
-        reports.write(json.dumps(told).encode() + b"\n")
-    assert node.wait_for_exits() == {0: (None, signal.SIGKILL)}
-    os.kill(shim, signal.SIGKILL)
-    node.wait_until(lambda: not Path(f"/proc/{rank}").exists(), "reaped")
-    assert node.stop() == []
-    assert len(node.find(messages.EXIT)) == len(node.find(messages.ENDED)) == 1
-
-
-def open_reports(shim: int, supervisor: int) -> FileIO:
-    """Open the pipe that leads from the shim to the supervisor, to write to it as well."""
-    wait_until(lambda: len(find_pipes(shim, supervisor)) == 1)  # it has closed those of its ranks
-    return FileIO(find_pipes(shim, supervisor)[0], "w")
-
-
-def find_pipes(writer: int, reader: int) -> list[str]:
-    """Return the descriptors, as files, by which one process writes to a pipe that the other has open."""
-    heard = {link for link, flags in list_descriptors(reader).values() if not flags & os.O_WRONLY}
-    told = list_descriptors(writer).items()
-    return [name for name, (link, flags) in told if flags & os.O_WRONLY and link in heard]
-
-
-def list_descriptors(pid: int) -> dict[str, tuple[Path, int]]:
-    """Return what a process has open, by the name of the descriptor as a file: the target and the flags of open(2)."""
-    found = {}
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed while we looked
-            flags = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text().split("flags:")[1].split()[0]
-            found[str(fd)] = fd.readlink(), int(flags, 8)
-    return found
 
 
 def test_a_guardian_that_was_stopped_ends_with_the_run(nodes: Nodes) -> None:

@@ -74,13 +74,6 @@ def test_the_launcher_hangs_up(node: Node) -> None:
     assert not node.find(messages.CENSUS)
 
 
-def test_the_launcher_hangs_up_while_the_run_is_ended_already(node: Node) -> None:
-    node.start_ready(shell(IGNORES))
-    node.send(messages.STOP, timeout_s=0.2)
-    node.hang_up()
-    check_gone(node)
-
-
 # ---- a machine that sleeps ------------------------------------------------------------------------------------------
 
 # Stands for suspend: the clock that counts it jumps, time.monotonic() does not.
@@ -152,9 +145,8 @@ def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Pat
 # ---- signals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("whom", ["supervisor", "guardian"])
-def test_a_polite_signal_ends_the_run(node: Node, whom: str, number: int) -> None:
+@pytest.mark.parametrize(("number", "whom"), [(signal.SIGTERM, "supervisor"), (signal.SIGHUP, "guardian")])
+def test_a_polite_signal_ends_the_run(node: Node, number: int, whom: str) -> None:
     node.start_ready(shell(WAITS))
     os.kill(node.supervisor if whom == "supervisor" else node.guardian.pid, number)
     check_census(node, reason=f"its helper got signal {number:d}")
@@ -248,15 +240,6 @@ def test_a_sweep_ends_all_helpers_that_are_suspended(nodes: Nodes) -> None:
         send_signal(pid, signal.SIGSTOP)
     assert sweep(nodes, node, wait_s=0.1, lost_keepers=keepers) == []
     node.wait_until(lambda: not any(map(is_alive, helpers)))
-
-
-def test_a_sweep_leaves_others_alone(nodes: Nodes, node: Node) -> None:
-    other = nodes.start()
-    other.prepare()
-    other.start_ready(shell(IGNORES))
-    assert sweep(nodes, node, wait_s=0) == []
-    assert is_alive(other.pid_of(0))
-    other.stop()
 
 
 def test_a_sweep_waits_for_the_first_supervisor_s_stop(nodes: Nodes, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import zipfile
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
+from machines.patience import DEADLINE_S, NEVER_S, long_enough
 from machines.processes import wait_until
 
 from launcher.controller import orders, remote_launcher
@@ -30,7 +29,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node import messages
 from launcher.output.output_streams import OutputStreams
-from launcher.runs.run_list import RemoteRun, RunList, Way
+from launcher.runs.run_list import RunList
 from launcher.runs.run_request import RunOptions
 from launcher.transports import bootstrap
 from launcher.transports.agents.credentials import make_credentials
@@ -110,12 +109,6 @@ def test_the_code_is_sent_once(cache: Path) -> None:
     assert kept.stat().st_ino == before, "it was not sent again"
 
 
-def test_the_last_line_is_no_longer_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_launcher, "_MOST_LAST_LINE_BYTES", 2)
-    with pytest.raises(TransportError, match="here: its last line is longer than 2 bytes"):
-        ask(ROWS)
-
-
 def test_what_is_removed_while_it_runs_is_not_missed(cache: Path) -> None:
     """`launch clean` or a cleaner of caches may remove it, while a controller still has modules to import."""
     launcher = start()
@@ -129,13 +122,6 @@ def test_a_request_that_fails_says_why(capfd: pytest.CaptureFixture[str]) -> Non
     with listed(Path("nowhere")):
         assert ask(("logs", RUN)) == (b"", 2)
     assert capfd.readouterr().err.splitlines()[0] == f"launch: the logs in {Path.cwd() / 'nowhere'} were removed"
-
-
-def test_an_option_that_its_version_does_not_have(capfd: pytest.CaptureFixture[str]) -> None:
-    assert ask(("logs", RUN, "--fresh")) == (b"", 2)
-    assert capfd.readouterr().err.splitlines() == [
-        "launch: no option '--fresh'", "  fix: see launch logs --help for the options",
-    ]  # fmt: skip
 
 
 def test_a_run_that_is_not_listed_there(capfd: pytest.CaptureFixture[str]) -> None:
@@ -206,29 +192,6 @@ def test_a_launcher_that_is_stopped_there(tmp_path: Path, monkeypatch: pytest.Mo
         finally:
             os.kill(launcher.channel._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     assert raised.value.failure.fix.startswith("log in there, and see whether it is overloaded")
-
-
-def test_a_launcher_that_is_stopped_once_it_was_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has had its time to get the code and to import it."""
-    monkeypatch.setattr(orders, "BEAT_S", slowed(0.3))
-    monkeypatch.setattr(orders, "SILENCE_S", slowed(0.5))  # there, heartbeats come as often as that demands
-    monkeypatch.setattr(remote_launcher, "CODE_S", 1e6)
-    failed = threading.Event()
-
-    def read() -> None:
-        with pytest.raises(TransportError, match=r"^here: launch doesn't respond there any more$"):
-            launcher.copy_output()
-        failed.set()
-
-    with listed(tmp_path), contextlib.closing(start()) as launcher:
-        launcher.ask(WAIT, VIEW)
-        threading.Thread(target=read, daemon=True).start()
-        assert wait_until(lambda: launcher._missed >= 0)
-        os.kill(launcher.channel._process.pid, signal.SIGSTOP)  # type: ignore[attr-defined] # it is a LocalTransport's
-        try:
-            assert failed.wait(DEADLINE_S)
-        finally:
-            os.kill(launcher.channel._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
 
 
 def test_a_launcher_that_says_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,29 +273,6 @@ def test_a_python_that_ends_before_its_code_comes(tmp_path: Path) -> None:
         launcher.ask(ROWS, VIEW)
         with pytest.raises(TransportError, match=r"here: launch was killed there \(exit code 137\)"):
             launcher.read_output()
-
-
-def test_rows_of_this_machine(tmp_path: Path) -> None:
-    entry = open_list().begin("20261120-091233", "base", tmp_path)
-    (row,) = json.loads(ask(ROWS)[0])
-    assert (row["run"], row["name"], row["state"], row["logs"]) == (
-        "20261120-091233",
-        "base",
-        "starting",
-        str(tmp_path),
-    )
-    entry.close(is_kept=False)
-
-
-def test_rows_of_other_machines_are_theirs() -> None:
-    """Who asks reaches them, or doesn't; nobody else is asked."""
-    runs = open_list()
-    runs.add(RemoteRun(runs.take_id(NOW, "token"), Way("gone.invalid"), "elsewhere", time.time()))
-    assert ask(ROWS) == (b"[]\n", 0)
-    launcher = start()
-    launcher.ask(("logs", "elsewhere"), VIEW)
-    assert (launcher.copy_output(), launcher.is_unknown) == (2, True)
-    launcher.close()
 
 
 @pytest.mark.parametrize("is_taken", [False, True])

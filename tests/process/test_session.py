@@ -105,15 +105,6 @@ def test_a_sigquit_that_comes_ignored_is_caught_all_the_same() -> None:
             signal.signal(number, handler)
 
 
-def test_a_wake_is_of_no_node() -> None:
-    async def run() -> bool:
-        session = make_session()
-        session.wake()
-        return await session.pump(session._pool.events.empty, time.monotonic() + 60)
-
-    assert asyncio.run(run())
-
-
 def test_a_subscriber_gets_the_events_of_its_kind_while_the_block_runs() -> None:
     async def run() -> list[Event]:
         session, heard = make_session("a"), list[Event]()
@@ -127,23 +118,6 @@ def test_a_subscriber_gets_the_events_of_its_kind_while_the_block_runs() -> None
         return heard
 
     assert [event.fields["number"] for event in asyncio.run(run())] == [1]
-
-
-def test_a_second_connection_leaves_the_words_for_the_others() -> None:
-    """It is prepared without a setup, while other nodes may still run theirs."""
-
-    async def run() -> Stage:
-        session = make_session("a", "b")
-        session.open(setup={})
-        session._prepare_message(1, lost_folder="/tmp/lost")
-        session._take(Event(0, messages.HELLO, {"folder": "/tmp/x", "keepers": []}, 0.0))
-        stage = session.states[0].stage
-        session._pool.close()
-        return stage
-
-    stage = asyncio.run(run())
-    assert stage is Stage.RUNNING_SETUP
-    assert stage.value.startswith("running its setup, then looking for a Python")
 
 
 def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

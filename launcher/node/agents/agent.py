@@ -43,86 +43,14 @@ _READ_BYTES = 64 << 10
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 5.0  # between two dials
 
 
-class Lifecycle:
-    """What an agent may do now: dial, start processes, end. It is without sockets, processes or a clock.
-
-    Before GO nothing was started, so whatever goes wrong ends it. After GO it ends when the controller says so, or
-    when it could not connect for `redial_s`. `exit_code` is None until it ends, and then never changes; the agent
-    exits once its processes have. Times are seconds of one clock that includes suspend.
-    """
-
-    def __init__(self, first_s: float, redial_s: float, now: float, *, is_after_go: bool = False) -> None:
-        """first_s: for the first connection; redial_s: for each later one, 0 to never dial again.
-
-        is_after_go: the first connection is a later one of the run.
-        """
-        self.has_started = is_after_go  # GO has come
-        self.exit_code: Optional[int] = None
-        self.has_given_up = False  # it ends since no controller could be reached
-        self.dial_at: Optional[float] = now  # None while it is connected, or ends
-        self._redial_s = redial_s
-        self._give_up_at: Optional[float] = now + first_s
-        self._pauses = 0  # since it was last connected
-
-    def plan_dial(self, now: float) -> None:
-        """Plan the next dial, after a pause that grows; it follows even if some addresses don't respond."""
-        if self.exit_code is None:
-            self._pauses += 1
-            self.dial_at = now + min(self._pauses * MIN_PAUSE_S, MAX_PAUSE_S)
-
-    def stop_dialing(self) -> None:
-        """Note that the controller was found, which may still refuse this agent."""
-        self.dial_at = None
-
-    def connect(self) -> None:
-        """Note that the controller has accepted this agent."""
-        self._pauses = 0
-        self._give_up_at = None
-
-    def disconnect(self, now: float) -> None:
-        """Note that the connection is lost."""
-        if not self.has_started or not self._redial_s:
-            self.end(1)
-        elif self.exit_code is None:
-            self._give_up_at = now + self._redial_s
-            self.plan_dial(now)
-
-    def start(self) -> None:
-        """Note GO: from now on processes may be started."""
-        self.has_started = True
-
-    def end(self, exit_code: int) -> None:
-        """End, with this exit code unless it ends already."""
-        if self.exit_code is None:
-            self.exit_code = exit_code
-            self.dial_at = self._give_up_at = None
-
-    def give_up(self) -> None:
-        """End, since no controller can be reached."""
-        self.has_given_up |= self.exit_code is None  # it may be asked again while what it has started still ends
-        self.end(1)
-
-    def check_time(self, now: float) -> None:
-        """End if no connection was made in time."""
-        if self._give_up_at is not None and now >= self._give_up_at:
-            self.give_up()
-
-    def wake_at(self) -> Optional[float]:
-        """Return when `check_time` or a dial is due next; None: never."""
-        return min((at for at in (self.dial_at, self._give_up_at) if at is not None), default=None)
-
-    def refuse(self) -> Optional[str]:
-        """Return why no process may be started, or None if one may."""
-        if not self.has_started:
-            return "the controller has not said GO"
-        return "it is ending" if self.exit_code is not None else None
-
-
 class Agent:
     """One loop around the login, the connection to the controller and the processes of this node.
 
     While there is no connection, no process has pipes: whatever was started through a lost one was hung up, and ends
     by itself. The agent exits only when no process that it has started is left.
+
+    Before GO nothing was started, so whatever goes wrong ends it. After GO it ends when the controller says so, or when
+    it could not connect for `redial_s`. `_exit_code` is None until it ends, and then never changes.
     """
 
     def __init__(self, nonce: str, plant: dict[str, Any], *, is_task: bool = False) -> None:
@@ -130,9 +58,14 @@ class Agent:
         self._nonce = nonce
         self._plant = plant
         self._silence_s: float = plant["silence_s"]
-        is_after_go: bool = plant["is_after_go"]
-        first_s = plant["redial_s"] if is_after_go else plant["connect_timeout_s"]
-        self._lifecycle = Lifecycle(first_s, plant["redial_s"], clock.boottime(), is_after_go=is_after_go)
+        self._redial_s: float = plant["redial_s"]  # 0: it never dials again
+        self._has_started = False  # GO has come
+        self._exit_code: Optional[int] = None
+        self._has_given_up = False  # it ends since no controller could be reached
+        # Of a clock that includes suspend; None while it is connected, or ends.
+        self._dial_at: Optional[float] = clock.boottime()
+        self._give_up_at: Optional[float] = self._dial_at + plant["connect_timeout_s"]
+        self._pauses = 0  # since it was last connected
         addresses = [(str(host), int(port)) for host, port in plant["addresses"]]
         self._dials = Dials(addresses, plant["fingerprint"])
         self._children = Children(dict(os.environ), self._send)
@@ -148,7 +81,7 @@ class Agent:
         # Slurm signals every process of a step: the supervisors act on it, and a task carries their last messages.
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, *proc.NOTICES, *[signal.SIGTERM] * is_task):
             signal.signal(number, lambda number, frame: None)
-        if is_after_go:
+        if plant["is_after_go"]:
             self._leave_login()
 
     def run(self) -> int:
@@ -166,19 +99,19 @@ class Agent:
                 callbacks[fd]()
             self._flush()
         self._answer(messages.REFUSED, why=self._dials.describe_faults())
-        if self._notice is not None and self._lifecycle.has_given_up:
+        if self._notice is not None and self._has_given_up:
             command, variables = self._notice
             run_notice(command, {**os.environ, **{name: str(value) for name, value in variables.items()}})
-        return self._lifecycle.exit_code or 0
+        return self._exit_code or 0
 
     def _is_done(self) -> bool:
         is_flushed = self._link is None or self._link.is_flushed
-        return self._lifecycle.exit_code is not None and not self._children and is_flushed
+        return self._exit_code is not None and not self._children and is_flushed
 
     def _wanted(self) -> Iterator[Wanted]:
         """Yield each descriptor to wait for now, with its events and callback."""
         yield self._wake_read, select.POLLIN, self._take_signals
-        if not self._lifecycle.has_started and self._lifecycle.exit_code is None:
+        if not self._has_started and self._exit_code is None:
             yield _STDIN, select.POLLIN, self._read_login
         for dial in self._dials.pending:
             yield dial.fileno(), dial.events, partial(self._advance, dial)
@@ -188,9 +121,7 @@ class Agent:
 
     def _wait_ms(self) -> Optional[int]:
         times = [dial.deadline for dial in self._dials.pending]
-        wake_at = self._lifecycle.wake_at()
-        if wake_at is not None:
-            times.append(wake_at)
+        times += [at for at in (self._dial_at, self._give_up_at) if at is not None]
         if self._link is not None:
             times.append(self._link.heard_at + self._silence_s)
         return max(0, int((min(times) - clock.boottime()) * 1000) + 1) if times else None
@@ -200,14 +131,26 @@ class Agent:
         if self._link is not None and now - self._link.heard_at >= self._silence_s:
             self._lose_link("no heartbeat for %g s" % self._silence_s)
         self._dials.expire(now)
-        if self._dials.is_refused():
-            self._lifecycle.give_up()
-        self._lifecycle.check_time(now)
-        if self._lifecycle.dial_at is not None and now >= self._lifecycle.dial_at:
-            self._lifecycle.plan_dial(now)
+        if self._dials.is_refused() or (self._give_up_at is not None and now >= self._give_up_at):
+            self._has_given_up |= self._exit_code is None  # what it has started may still end
+            self._end(1)
+        if self._dial_at is not None and now >= self._dial_at:
+            self._plan_dial()
             self._dials.begin(now)
-        if self._lifecycle.exit_code is not None:
+        if self._exit_code is not None:
             self._dials.close()
+
+    def _plan_dial(self) -> None:
+        """Plan the next dial, after a pause that grows; it follows even if some addresses don't respond."""
+        if self._exit_code is None:
+            self._pauses += 1
+            self._dial_at = clock.boottime() + min(self._pauses * MIN_PAUSE_S, MAX_PAUSE_S)
+
+    def _end(self, exit_code: int) -> None:
+        """End, with this exit code unless it ends already."""
+        if self._exit_code is None:
+            self._exit_code = exit_code
+            self._dial_at = self._give_up_at = None
 
     # ---- the login ------------------------------------------------------------------------------------------------
 
@@ -216,15 +159,15 @@ class Agent:
             data = os.read(_STDIN, _READ_BYTES)
         except OSError:
             data = b""
-        if not data and not self._lifecycle.has_started:
-            self._lifecycle.end(1)
+        if not data and not self._has_started:
+            self._end(1)
 
     def _answer(self, kind: str, **fields: Any) -> None:
         """Tell the launch host how dialing went, once; it may be gone."""
         if not self._has_answered:
             self._has_answered = True
             _tell(kind, self._nonce, **fields)
-            if self._lifecycle.has_started:
+            if self._has_started:
                 _drop(_STDOUT)
 
     def _leave_login(self) -> None:
@@ -233,18 +176,18 @@ class Agent:
         If the answer is not given yet, stdout is kept for it. A task stays.
         """
         if self._is_task:
-            self._lifecycle.start()
+            self._has_started = True
             return
         try:
             if os.fork():
                 os._exit(0)
         except OSError:  # no process is left, so nothing could be started either
-            self._lifecycle.end(1)
+            self._end(1)
             return
         os.setsid()
         os.chdir("/")
         _drop(_STDIN, _STDERR, *([_STDOUT] if self._has_answered else []))
-        self._lifecycle.start()
+        self._has_started = True
 
     # ---- the connection -------------------------------------------------------------------------------------------
 
@@ -254,7 +197,7 @@ class Agent:
             self._link = ControllerLink(connected, dial.name)
             fields = {name: self._plant[name] for name in ("run", "index", "token")}
             self._send(messages.HELLO, **fields)
-            self._lifecycle.stop_dialing()
+            self._dial_at = None  # the controller was found, which may still refuse this agent
 
     def _serve(self, link: ControllerLink) -> None:
         if link is not self._link:  # it was lost a moment ago
@@ -280,11 +223,13 @@ class Agent:
         link, self._link = self._link, None
         link.close()
         self._children.lose_all()
-        if link.is_welcome:
-            self._lifecycle.disconnect(clock.boottime())
-        else:
+        if not link.is_welcome:
             self._dials.note_fault(link.name, why)
-            self._lifecycle.plan_dial(clock.boottime())
+        elif not self._has_started or not self._redial_s:
+            self._end(1)
+        elif self._exit_code is None:
+            self._give_up_at = clock.boottime() + self._redial_s
+        self._plan_dial()
 
     def _obey(self, link: ControllerLink, header: dict[str, Any], payload: bytes) -> None:
         kind = header["type"]
@@ -295,32 +240,23 @@ class Agent:
         elif kind == messages.TOOK:
             self._children.note_taken(header["channel"], header["bytes"])
         elif kind == messages.OPEN:
-            self._open(header["channel"], header["command"])
+            self._children.open(header["channel"], header["command"])
         elif kind == messages.SHUT:
             self._children.shut(header["channel"])
         elif kind == messages.WELCOME:
-            self._lifecycle.connect()
+            self._pauses, self._give_up_at = 0, None
             link.is_welcome = True
             self._answer(messages.DIALLED, address=link.name)
-        elif kind == messages.GO and not self._lifecycle.has_started:
+        elif kind == messages.GO and not self._has_started:
             self._leave_login()
         elif kind == messages.NOTIFY:
             self._notice = (payload, header["variables"]) if payload else None
         elif kind == messages.GONE:
             self._answer(messages.REFUSED, why="GONE")
-            self._lifecycle.end(1)
+            self._end(1)
         elif kind == messages.END:
-            self._lifecycle.end(0)
+            self._end(0)
             self._children.shut_all()
-
-    # ---- the processes --------------------------------------------------------------------------------------------
-
-    def _open(self, channel: int, command: str) -> None:
-        why = self._lifecycle.refuse()
-        if why is None:
-            self._children.open(channel, command)
-        else:
-            self._children.refuse(channel, why)
 
     def _take_signals(self) -> None:
         os.read(self._wake_read, 4096)

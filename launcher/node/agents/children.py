@@ -96,12 +96,9 @@ class Children:
             self._running[channel] = Child(command, self._env)
             self._untold_bytes[channel] = 0
         except OSError as error:  # no process is left, or no descriptor
-            self.refuse(channel, error.strerror or repr(error))
-
-    def refuse(self, channel: int, why: str) -> None:
-        """Answer that no process was started."""
-        self._send(messages.ERR, ("launch: %s\n" % why).encode("utf-8", "replace"), channel=channel)
-        self._send(messages.EXIT, channel=channel, code=REFUSED_EXIT_CODE)
+            text = "launch: %s\n" % (error.strerror or repr(error))
+            self._send(messages.ERR, text.encode("utf-8", "replace"), channel=channel)
+            self._send(messages.EXIT, channel=channel, code=REFUSED_EXIT_CODE)
 
     def add_input(self, channel: int, data: bytes) -> None:
         """Pass bytes to a process, unless it has exited."""

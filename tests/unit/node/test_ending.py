@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines.patience import DEADLINE_S
 
 from launcher.node import ending
 from launcher.node.ending import Ending
@@ -139,13 +138,6 @@ def test_ranks_have_their_time_and_a_later_reason_takes_none_of_it(
     assert stubborn.wait() == -signal.SIGKILL
 
 
-def test_no_time_kills_at_once_even_later(scene: Scene, stubborn: subprocess.Popen[bytes]) -> None:
-    scene.ending.stop({"timeout_s": 10 * DEADLINE_S}, b"")
-    scene.ending.stop({"timeout_s": 0}, b"")
-    scene.run()
-    assert stubborn.wait() == -signal.SIGKILL
-
-
 def test_after_the_count_nothing_begins_again(scene: Scene) -> None:
     scene.ending.stop({"timeout_s": 0}, b"")
     scene.run()
@@ -211,48 +203,3 @@ def test_what_earlier_runs_have_left_is_removed_and_what_stays_is_told(scene: Sc
     assert (scene.owned.marks, scene.owned.born) == ({MARK, f"{MARK}1"}, 0), "they were started before"
     scene.ending.stop({"timeout_s": 0}, b"")
     assert scene.run() == {"folders": []}
-
-
-def test_what_cannot_be_removed_in_time_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "REMOVAL_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(os, "listdir", _hang_in_a_child(os.getpid()))
-    scene.ending.adopt({"marks": [], "folders": ["/a"]}, b"")
-    scene.ending.stop({"timeout_s": 0}, b"")
-    why = "it could not be removed in 0.1 s"
-    assert scene.run() == {"folders": [["/a", why]]}
-
-
-def _hang_in_a_child(here: int) -> Any:
-    list_names = os.listdir
-
-    def list_or_hang(path: Any) -> list[str]:  # a fake: a file system that does not answer
-        if os.getpid() != here and str(path).startswith("/tmp"):
-            signal.pause()
-        return list_names(path)
-
-    return list_or_hang
-
-
-def test_a_lost_supervisor_is_ended_with_the_run_of_its_directory(scene: Scene, tmp_path: Path) -> None:
-    lost = tmp_path / "launch-test-87654321"
-    lost.mkdir()
-    with subprocess.Popen(["sleep", "300"]) as keeper:
-        os.kill(keeper.pid, signal.SIGSTOP)
-        started = proc.read_process(keeper.pid)
-        assert started is not None
-        scene.ending.take_over(str(lost), [[keeper.pid, started.started], [os.getpid(), 1]])
-        assert scene.owned.keepers == {keeper.pid}, "the other one is another process by now"
-        scene.ending.stop({"timeout_s": 0}, b"")
-        scene.run()
-        assert keeper.wait() == -signal.SIGKILL
-    assert [path.name for path in tmp_path.iterdir()] == []
-
-
-def test_a_guardian_is_woken_that_is_still_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    for place, guardian in (("a", os.getppid()), ("b", os.getpid())):
-        scene = Scene(tmp_path / place, guardian)
-        scene.ending.stop({"timeout_s": 0}, b"")
-        scene.run()
-    assert sent == [(os.getppid(), signal.SIGCONT)]

@@ -38,17 +38,6 @@ class Scene:
             self.loop.run_once()
 
 
-def test_it_ends_once_after_the_silence() -> None:
-    began_at = time.monotonic()
-    scene = Scene(0.2)
-    while not scene.late:
-        scene.loop.run_once()
-    assert 0.15 < time.monotonic() - began_at < DEADLINE_S
-    assert 0 <= scene.late[0] < DEADLINE_S
-    scene.run(0.5)
-    assert len(scene.late) == 1
-
-
 def test_it_ends_neither_sooner_nor_later_than_what_arrives_allows() -> None:
     scene, now = Scene(0.0625), [100.0]
     scene.lease.clock = lambda: now[0]
@@ -63,14 +52,6 @@ def test_it_ends_neither_sooner_nor_later_than_what_arrives_allows() -> None:
     assert scene.late == [0]
 
 
-def test_before_it_is_granted_it_is_long_and_nothing_is_sent() -> None:
-    loop, sent = Loop(), Sent()
-    assert Lease(loop, sent, lambda late_s: None).silence_s == 15  # type: ignore[arg-type]
-    loop.call_later(0.1, lambda: None)
-    loop.run_once()
-    assert sent == []
-
-
 @pytest.mark.parametrize(
     ("boot_id", "is_same"), [(clock.boot_id(), True), ("that of another machine", False), (None, False)]
 )
@@ -78,20 +59,6 @@ def test_time_in_suspend_counts_unless_the_launcher_is_suspended_too(boot_id: st
     scene = Scene(15, boot_id=boot_id)
     assert scene.sleeps_along == is_same
     assert (scene.lease.clock is time.monotonic) == is_same
-
-
-def test_where_nobody_knows_the_boot_nobody_sleeps_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_BOOT_ID", "/nowhere")
-    assert not Scene(15, boot_id=None).sleeps_along
-
-
-def test_time_in_suspend_is_told() -> None:
-    scene = Scene(0.2)
-    awake = scene.lease.clock
-    scene.lease.clock = lambda: awake() + 1000  # it has been suspended
-    while not scene.late:
-        scene.loop.run_once()
-    assert 999 < scene.late[0] < 1001
 
 
 def test_it_is_looked_at_more_than_once() -> None:
@@ -120,15 +87,6 @@ def test_an_echo_says_how_long_it_was_held() -> None:
     assert echo["echo"] == 17.5
     assert 0 < echo["held_s"] < DEADLINE_S
     assert rest == [{"type": "beat"}] * 2
-
-
-def test_a_beat_without_its_time_is_not_echoed() -> None:
-    scene = Scene(0.2)
-    scene.lease.hear({"at": 17.5}, b"")
-    scene.lease.hear({}, b"")
-    while len(scene.sent) < 3:
-        scene.loop.run_once()
-    assert scene.sent == [{"type": "beat"}] * 3
 
 
 def test_no_beat_is_sent_beside_what_else_is() -> None:

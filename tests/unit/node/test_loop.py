@@ -72,19 +72,6 @@ def test_who_hangs_is_killed() -> None:
     assert SOON_S <= time.monotonic() - began_at < DEADLINE_S
 
 
-def test_half_of_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, open_fd = os.getpid(), os.fdopen
-
-    def write_half(fd: int, mode: str) -> object:  # a fake: it is killed while it writes
-        if os.getpid() != here:
-            os.write(fd, b'{"is": nul')
-            os._exit(0)
-        return open_fd(fd, mode)
-
-    monkeypatch.setattr(os, "fdopen", write_half)
-    assert ask(lambda: {"is": None}) is DEFAULT
-
-
 @pytest.mark.parametrize("call", ["fork", "pipe"])
 def test_what_cannot_be_started_gives_the_default(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], call: str
@@ -107,15 +94,3 @@ def test_who_is_asked_holds_nothing_open() -> None:
         *streams, _, _, _, answer, _ = ask(find)
     assert streams == [os.devnull] * 3
     assert answer.isdigit()
-
-
-def test_the_loop_turns_meanwhile() -> None:
-    others = read_children()
-    loop, answers = Loop(), []
-    loop.ask(signal.pause, SOON_S, DEFAULT, answers.append)
-    loop.call_later(0, lambda: answers.append("turned"))
-    while len(answers) < 2:
-        loop.run_once()
-    assert answers == ["turned", DEFAULT]
-    for pid in set(read_children()).difference(others):
-        os.waitpid(pid, 0)

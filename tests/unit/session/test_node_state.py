@@ -36,16 +36,12 @@ LOOKING = "looking for a Python with torch, and for GPUs (which may take a minut
 @pytest.mark.parametrize(
     ("events", "known", "words"),
     [
-        ([], {}, "connecting"),
         ([event(READY)], {}, "starting launch's helper"),
         ([event(READY), HELLO], {}, LOOKING),
         ([event(READY), HELLO], {"has_setup": True}, f"running its setup, then {LOOKING}"),
         ([HELLO, event(messages.FACTS)], {}, "waiting for the other hosts"),
         ([STARTED], {"stage": Stage.IMPORTING_TORCH}, "running, no output yet"),
         ([LOSS], {"stage": Stage.STOPPING, "is_swept": True}, "unreachable"),
-        ([], {"stage": Stage.IMPORTING_TORCH}, "importing torch"),
-        ([], {"stage": Stage.STARTING_RANKS}, "starting its ranks"),
-        ([], {"stage": Stage.STOPPING}, "stopping its processes"),
     ],
 )
 def test_the_words_for_what_a_node_is_at(events: list[Event], known: dict[str, Any], words: str) -> None:
@@ -69,10 +65,6 @@ def test_a_helper_that_slurm_has_killed_first_is_no_cause(kind: HostFailureKind,
     killed = event(messages.FAILED, text="its parent process was killed")
     state = state_after(HELLO, killed, event(LOST, failure=cancelled))
     assert (state.failure == cancelled) == is_shown
-
-
-def test_a_stack_changes_nothing() -> None:
-    assert state_after(event(messages.STACK, number=1, local_rank=0)) == NodeState("n1")
 
 
 @pytest.mark.parametrize(
