@@ -26,7 +26,6 @@ class Lease:
         self._on_expired = on_expired
         self._heard_at = self.clock()
         self._timer: Timer | None = None
-        self._echo: tuple[float, float] | None = None  # of the launcher's last beat: its time, and when it came
         self._check()
 
     def renew(self) -> None:
@@ -45,10 +44,6 @@ class Lease:
         self._beat()
         return sleeps_along
 
-    def hear(self, header: dict[str, Any], _: bytes) -> None:
-        """Take a BEAT, which the next one from here echoes if it has a time."""
-        self._echo = (header["at"], time.monotonic()) if "at" in header else None
-
     def _check(self) -> None:
         left = self._heard_at + self.silence_s - self.clock()
         if left <= 0:
@@ -60,9 +55,6 @@ class Lease:
 
     def _beat(self) -> None:
         period = self.silence_s / messages.BEATS_PER_SILENCE
-        if self._echo is not None:  # shows how long a message takes, whatever the clocks here and there say
-            (at, came_at), self._echo = self._echo, None
-            self._send_queue.send(messages.BEAT, echo=at, held_s=round(time.monotonic() - came_at, 4))
-        elif time.monotonic() - self._send_queue.sent_at >= period * 0.9:
+        if time.monotonic() - self._send_queue.sent_at >= period * 0.9:
             self._send_queue.send(messages.BEAT)
         self._loop.call_later(period, self._beat)

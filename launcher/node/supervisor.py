@@ -90,7 +90,6 @@ class Supervisor:
         self._is_idle = False  # only the claims are left, for the next attempt
         self._sampler: Sampler | None = None  # if the launcher wants to know what GPUs and host do
         self._handlers: dict[str, Handler] = {
-            messages.BEAT: self._lease.hear,
             messages.PREPARE: self._prepare,
             messages.ROUTE: lambda header, _: self._responder.find_route(header),
             messages.PROBE: lambda header, _: self._responder.probe(header),

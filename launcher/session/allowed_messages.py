@@ -18,7 +18,6 @@ from launcher.node import messages
 LocalRank = Annotated[int, Within(0, 4095)]
 Port = Annotated[int, Within(0, 65535)]
 Age = Annotated[float, Within(0, 1e6)]  # seconds
-Clock = Annotated[float, Within(0, 1e11)]  # seconds since 1970
 FewTexts = Annotated[list[str], Most(messages.MOST_NAMES)]
 Long = Annotated[int, Within(0, 2**64 - 1)]
 Level = tuple[Long, Long, str]  # device, inode and file system of a directory
@@ -46,7 +45,7 @@ class _Row:
 
 
 _ROWS: Mapping[str, _Row] = {
-    messages.BEAT: _Row({"echo": Clock | None, "held_s": Age | None}, is_early=True, is_guardians=True),
+    messages.BEAT: _Row({}, is_early=True, is_guardians=True),
     messages.HELLO: _Row({"folder": str, "keepers": Annotated[list[tuple[Count, Count]], Most(2)],
                           "sleeps_along": bool | None}, messages.PREPARE, is_early=True),
     messages.FACTS: _Row({}),  # `node_state` reads them: what is wrong with them ends no connection

@@ -43,7 +43,7 @@ class Event:
     index: int
     kind: str
     fields: Mapping[str, Any]
-    at: float  # wall-clock seconds here; of an EXIT or ENDED when it was sent, as far as that is known
+    at: float  # wall-clock seconds here
 
 
 class OutputSink(Protocol):
@@ -104,7 +104,6 @@ class Connection:
         self._is_busy = False
         self._is_closed = False
         self._opened_at: float | None = None
-        self._trip_s: float | None = None  # the shortest time that a message took there and back
         self._failure: HostFailure | None = None
 
     @property
@@ -136,7 +135,7 @@ class Connection:
     def beat(self) -> None:
         """Send a heartbeat, which renews the node's lease, unless several are queued."""
         if self._outbox.qsize() < MAX_WAITING_BEATS:
-            self.send(messages.BEAT, at=time.monotonic())
+            self.send(messages.BEAT)
 
     def noise_text(self) -> str:
         """Return what the login shell, the supervisor and the transport printed besides messages."""
@@ -295,14 +294,9 @@ class Connection:
                 self._output.keep_file(header["name"], payload)
             elif header["type"] in (messages.STACK, messages.WANTED):
                 events.append(Event(self.index, header["type"], {**header, "content": payload}, wall_clock()))
-            elif header["type"] == messages.BEAT:
-                self._note_trip(header.get("echo"), header.get("held_s"))
             elif header["type"] == messages.SAMPLED:
                 self.samples.append(Event(self.index, header["type"], header, wall_clock()))
-            elif header["type"] in (messages.EXIT, messages.ENDED):
-                # The order in which two hosts' messages come says little if one of them is far away.
-                events.append(Event(self.index, header["type"], header, wall_clock() - (self._trip_s or 0.0) / 2))
-            else:
+            elif header["type"] != messages.BEAT:
                 self.is_idle = header["type"] == messages.IDLE
                 self.sleeps_along = self.sleeps_along or header.get("sleeps_along") is True
                 events.append(Event(self.index, header["type"], header, wall_clock()))
@@ -310,18 +304,6 @@ class Connection:
             self._on_events(events)
         self.heard_at = time.monotonic()
         self._is_busy = False
-
-    def _note_trip(self, asked_at: float | None, held_s: float | None) -> None:
-        """Take a measurement of the way there and back; held_s: how long the node took to answer.
-
-        Neither clock is compared with another one: they may be wrong, drift and be set. A message may be delayed, so
-        the shortest trip counts. A node that lies about it can only make its own failures look earlier, and so be
-        blamed, or as late as they came.
-        """
-        if asked_at is None or held_s is None:
-            return
-        trip_s = max(0.0, time.monotonic() - asked_at - held_s)
-        self._trip_s = trip_s if self._trip_s is None else min(self._trip_s, trip_s)
 
     def _read_stderr(self, data: bytes) -> None:
         """Keep noise; take the messages of a dead supervisor's guardian, whose lines begin with the nonce."""

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import datetime
-from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
-from screen import Screen
-from transport_by_host import TransportByHost
 
 from launcher.hosts.host import Host
-from launcher.job.job import Job, Program, ProgramKind, Timeouts
+from launcher.job.job import Timeouts
 from launcher.node import messages
 from launcher.output.lines import STDOUT
 from launcher.output.node_output import NodeOutput
-from launcher.output.run_folder import create_record
-from launcher.runs.result import Result
-from launcher.runs.run import Run
-from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.connection import Event
 from launcher.session.node_state import Stage
 from launcher.session.session import Session
 from launcher.session.settings import Settings
 from launcher.session.signals import Interrupted
-from launcher.transports.base import Channel
 from launcher.transports.process_channel import LocalTransport
-
-FAR_S = 0.3  # each way
 
 
 def make_session(*names: str, silence_s: float = 5, say: Callable[[str], None] = print) -> Session:
@@ -183,69 +169,3 @@ def test_heartbeats_that_fail_end_the_waiting() -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run())
 
-
-class FarChannel:
-    """A channel on which everything takes a while, each way."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._coming: queue.SimpleQueue[tuple[float, tuple[int, bytes]]] = queue.SimpleQueue()
-        self._going: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-        self.close, self.exit_code = channel.close, channel.exit_code
-        for work in (self._bring, self._send):
-            threading.Thread(target=work, daemon=True).start()
-
-    def read(self) -> tuple[int, bytes]:
-        at, piece = self._coming.get()
-        time.sleep(max(0.0, at - time.monotonic()))
-        return piece
-
-    def write(self, data: bytes) -> None:
-        self._going.put((time.monotonic() + FAR_S, data))
-
-    def _bring(self) -> None:
-        stream = 1
-        while stream:
-            stream, data = self._channel.read()
-            self._coming.put((time.monotonic() + FAR_S, (stream, data)))
-
-    def _send(self) -> None:
-        while True:
-            at, data = self._going.get()
-            time.sleep(max(0.0, at - time.monotonic()))
-            with suppress(OSError):  # it has ended
-                self._channel.write(data)
-
-
-class FarTransport(LocalTransport):
-    """A way to this machine round half of the world."""
-
-    def open(self, host: Host, command: str, timeout_s: float) -> Channel:  # type: ignore[override]
-        return FarChannel(super().open(host, command, timeout_s))
-
-
-def test_what_failed_far_away_first_is_the_cause(tmp_path: Path) -> None:
-    """Its message comes last."""
-    screen = Screen()
-    go = tmp_path / "go"
-    wait = f"echo $$ >{tmp_path}/$RANK; until [ -e {go} ]; do sleep 0.01; done"
-    # Rank 0 looks whether rank 1 has ended: on a busy machine that may take longer than it would sleep.
-    late = f"while kill -0 $(cat {tmp_path}/1) 2>{os.devnull}; do sleep 0.01; done; sleep {FAR_S * 2 / 3}"
-    script = f"{wait}; [ $RANK = 1 ] && exit 5; {late}; exit 6"
-    job = Job(
-        Program(ProgramKind.COMMAND, "/bin/sh", ("-c", script)), nproc=1, cpu=True, timeouts=Timeouts(stop_timeout_s=1)
-    )
-    ways = {"near": LocalTransport(), "far": FarTransport()}
-    record = create_record(tmp_path / "logs", datetime.now(), lambda path, error: None)
-
-    async def run() -> Result:
-        hosts, options = [Host(name) for name in ways], RunOptions(with_checks=False)
-        request = RunRequest(job, hosts, lambda hosts, say: TransportByHost(ways), record, screen, options)
-        waiting = asyncio.create_task(Run(request).execute())
-        while not waiting.done() and not all((tmp_path / rank).exists() for rank in "01"):
-            await asyncio.sleep(0.01)
-        go.touch()
-        return await asyncio.wait_for(waiting, DEADLINE_S)
-
-    result = asyncio.run(run())
-    assert (result.exit_code, result.cause and result.cause.failure.rank) == (5, 1), screen.words

@@ -77,18 +77,6 @@ def test_it_is_looked_at_more_than_once() -> None:
     assert delays == [6, 4, 4]
 
 
-def test_an_echo_says_how_long_it_was_held() -> None:
-    scene = Scene(0.5)
-    assert scene.sent == [{"type": "beat"}]
-    scene.lease.hear({"at": 17.5}, b"")
-    while len(scene.sent) < 4:
-        scene.loop.run_once()
-    _, echo, *rest = scene.sent
-    assert echo["echo"] == 17.5
-    assert 0 < echo["held_s"] < DEADLINE_S
-    assert rest == [{"type": "beat"}] * 2
-
-
 def test_no_beat_is_sent_beside_what_else_is() -> None:
     scene = Scene(0.2)
     scene.sent.sent_at = time.monotonic() + DEADLINE_S  # as if something were just being sent

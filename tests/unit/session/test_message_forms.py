@@ -50,7 +50,6 @@ NAMES = [
         ),
         ({"type": "census", "left": [], "files": 1001}, "census with files: 1001"),
         ({"type": "routed", "address": "gpu9.example.com"}, "routed with address: 'gpu9.example.com'"),
-        ({"type": "beat", "echo": nan}, "beat with echo: nan"),
         ({"type": "routed", "port": 65536}, "routed with port: 65536"),
         ({"type": "census", "left": [[1, "python"]]}, "census with left: a list of 2"),
         (
