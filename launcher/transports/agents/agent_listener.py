@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ HANDSHAKE_S = 10.0
 HELLO_S = 10.0
 _BACKLOG = 4096  # agents that wait until this process comes to them
 _PAUSE_S = 0.1  # before the next try if this process has no descriptor left
-_SITE_BITS = 64  # of an IPv6 address: one host may have all addresses behind them
 
 
 def open_port(ports: Sequence[int]) -> socket.socket:
@@ -68,7 +66,7 @@ class AgentListener:
             except OSError:  # no descriptor is left, or the stranger has gone
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            source = find_source(address[0])
+            source = address[0]
             # Whatever fails here was counted, and is that stranger's: the others must not notice.
             task = start_task(self._meet(sock), lambda error: None)
             self._strangers.setdefault(source, {})[task] = None
@@ -116,13 +114,3 @@ class AgentListener:
                 link.abort()
                 with contextlib.suppress(OSError):  # in the midst of the handshake, asyncio might wait for its end
                     sock.shutdown(socket.SHUT_RDWR)
-
-
-def find_source(address: str) -> str:
-    """Return what counts as one source of connections: an IPv4 address, or all IPv6 addresses of one site."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, _SITE_BITS), strict=False))
