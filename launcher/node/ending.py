@@ -19,7 +19,6 @@ StopSteps = Generator[float, None, List[proc.Process]]
 
 
 REMOVAL_TIMEOUT_S = 60.0  # for directories of earlier runs
-MOST_ERRORS = 20  # of callbacks, while the run is being stopped
 
 
 class Ending:
@@ -54,7 +53,6 @@ class Ending:
         self._uncopied: list[tuple[str, str]] = []  # what else they left there, with the reasons
         self._steps: StopSteps | None = None  # set once it is being stopped
         self._timer: Timer | None = None
-        self._errors = 0
         # What is left of earlier runs, to be removed at the end, too; None: that wasn't asked for.
         self._leftovers: list[str] | None = None
         self._lost_folder: str | None = None  # of another supervisor that lost its launcher; this one stops its run
@@ -96,16 +94,11 @@ class Ending:
     def fail(self, error: OSError) -> None:
         """Stop the run since a callback of the loop has failed, such as for want of processes.
 
-        If it is being stopped, that continues; if no step would follow, `error` is raised, and the guardian ends the
-        run.
+        If it is being stopped, `error` is raised, and the guardian ends the run.
         """
-        if not self.has_begun:
-            self.begin("its helper failed: %s" % error)
-            return
-        self._errors += 1
-        if self._timer is None or self._errors > MOST_ERRORS:
+        if self.has_begun:
             raise error
-        workers.complain("its helper failed: %s" % error)
+        self.begin("its helper failed: %s" % error)
 
     def begin(self, reason: str, timeout_s: float | None = None, wait_s: float = 0) -> None:
         """Begin to stop the run; later calls change nothing, except that a `timeout_s` of 0 kills at once.

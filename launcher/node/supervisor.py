@@ -169,8 +169,7 @@ class Supervisor:
             handler(header, payload)
         except OSError as error:  # such as no space for the run's directory, or no more processes: tell the launcher
             if self._ending.has_begun:
-                self._ending.fail(error)
-                return
+                raise
             self._send_queue.send(messages.FAILED, text="%s: %s" % (header["type"], error))
             # Nothing may start without directory and mark, though START may be in the same piece of input.
             if not self._ending.folder:

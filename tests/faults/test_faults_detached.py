@@ -158,18 +158,14 @@ def test_a_host_reboots(launch: FaultLaunch) -> None:
     launch.wait_until_clean()
 
 
-@pytest.mark.parametrize("number, restarts", [(signal.SIGKILL, 2), (signal.SIGSTOP, 0)])
-def test_an_agent_is_killed_or_frozen(launch: FaultLaunch, number: signal.Signals, restarts: int) -> None:
+def test_an_agent_is_killed(launch: FaultLaunch) -> None:
     """The run can't do without its terminal yet, so nothing restarts it."""
-    running = launch.start_ready("--restarts", str(restarts), *short_silence(), *ranks())
-    agent = find_process(launch.last, "launch-agent")
-    os.kill(agent.pid, number)
+    running = launch.start_ready("--restarts", "2", *ranks())
+    find_process(launch.last, "launch-agent").kill()
     done = running.wait()
     assert done.exit_code == 69, str(done)
     assert re.match(r"launch: lost node2 \(.*\), stopping the run on 2 hosts", said(done)[2]), str(done)
-    unproved = "no restart: a host was lost before the run could continue without its terminal\n"
-    assert (unproved in done.stderr) == bool(restarts), str(done)
-    os.kill(agent.pid, signal.SIGCONT) if number == signal.SIGSTOP else None
+    assert "no restart: a host was lost before the run could continue without its terminal\n" in done.stderr, str(done)
     launch.wait_until_clean()
 
 

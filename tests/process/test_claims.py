@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -453,7 +452,7 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tm
     assert launch("last", *words, "true").wait() == 0, said("last")
 
 
-@pytest.mark.parametrize("start", ["command", "torchrun", "warm"])
+@pytest.mark.parametrize("start", ["torchrun", "warm"])  # test_only_who_starts_ranks_has_the_sockets has a fork
 def test_old_ranks_that_save_keep_others_out(
     launch: Callable[..., WarmProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
@@ -462,8 +461,7 @@ def test_old_ranks_that_save_keep_others_out(
     script = tmp_path / "train.py"
     script.write_text(SAVING)
     program = {
-        "command": ["--no-python", sys.executable, str(script)], "torchrun": [str(script)],
-        "warm": ["--start", "warm", str(script)],
+        "torchrun": [str(script)], "warm": ["--start", "warm", str(script)],
     }[start]  # fmt: skip
     words = ("--no-check", "--gpus", "1")
     first = launch("first", *words, *program)

@@ -168,4 +168,3 @@ def test_heartbeats_that_fail_end_the_waiting() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run())
-

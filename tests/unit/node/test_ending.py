@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from launcher.node import ending
 from launcher.node.ending import Ending
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, stop_steps
@@ -158,20 +157,6 @@ def test_a_callback_that_fails_ends_the_run(scene: Scene) -> None:
     text = f"its helper failed: {NO_PROCESSES}"
     assert scene.ending.reason == text
     assert scene.sent == [{"type": "failed", "text": text}]
-
-
-def test_a_callback_that_fails_meanwhile_ends_nothing_sooner(
-    scene: Scene, stubborn: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
-) -> None:
-    scene.ending.stop({"timeout_s": 0.5}, b"")
-    for _ in range(ending.MOST_ERRORS):
-        scene.ending.fail(NO_PROCESSES)
-    assert capfd.readouterr().err == f"its helper failed: {NO_PROCESSES}\n" * ending.MOST_ERRORS
-    with pytest.raises(OSError, match="temporarily"):
-        scene.ending.fail(NO_PROCESSES)
-    scene.run()
-    assert (scene.ending.reason, scene.sent) == (None, [])
-    assert stubborn.wait() == -signal.SIGKILL
 
 
 def test_a_step_that_fails_leaves_the_run_to_the_guardian(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
