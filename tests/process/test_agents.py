@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -396,6 +397,14 @@ def test_after_go_the_login_may_end(fleet: Fleet) -> None:
     os.kill(pid, signal.SIGHUP)
     channel.write(b"on\n")
     assert read_line(channel) == b"on\n"
+
+
+def test_once_accepted_an_agent_waits_for_nothing(make_fleet: MakeFleet) -> None:
+    fleet, connect_timeout_s = make_fleet(), slowed(1.0)
+    fleet.start(connect_timeout_s=connect_timeout_s)
+    over_at = time.monotonic() + connect_timeout_s
+    wait_until(lambda: time.monotonic() > over_at)
+    assert run(fleet.hub.open_transport(), A, "echo on") == ({STDOUT: b"on\n", STDERR: b""}, 0)
 
 
 def test_an_agent_that_is_killed_loses_its_host_alone(make_fleet: MakeFleet) -> None:
