@@ -124,7 +124,7 @@ class NodeState:
             case messages.FACTS:
                 self._take_facts(event)
             case messages.ROUTED:
-                self.route = read_route(fields, self.asked_at, event.at)
+                self.route = read_route(fields)
             case messages.PROBED:
                 self.probed = fields
             case messages.SHARED:

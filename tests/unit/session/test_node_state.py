@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import HostFailure, HostFailureKind
+from launcher.job.facts import Route
 from launcher.node import messages
 from launcher.session.connection import LOST, READY, Event
 from launcher.session.node_state import Census, NodeState, Stage, make_census
@@ -46,6 +47,11 @@ LOOKING = "looking for a Python with torch, and for GPUs (which may take a minut
 )
 def test_the_words_for_what_a_node_is_at(events: list[Event], known: dict[str, Any], words: str) -> None:
     assert state_after(*events, **known).stage.value == words
+
+
+def test_the_way_to_node_0() -> None:
+    way = {"interface": "eth1", "address": "10.0.0.1", "port": 41873, "error": None, "probe_port": None}
+    assert state_after(HELLO, event(messages.ROUTED, **way)).route == Route("eth1", "10.0.0.1", 41873)
 
 
 def test_the_first_failure_is_the_failure() -> None:
