@@ -168,24 +168,6 @@ def test_a_host_that_is_reached_too_late_gets_no_order(tmp_path: Path, capsys: p
     assert not (tmp_path / "pid").exists()
 
 
-def test_an_exit_code_that_was_known_is_told(tmp_path: Path) -> None:
-    done = interrupt_exec(tmp_path, n1=LocalTransport())
-    assert (done.exit_code, done.own_codes) == (130, {})
-
-    async def run() -> Execution:
-        session = make_session(Screen(), [NodeOutput(name, None, None) for name in ("n1", "n2")],
-                               n1=LocalTransport(), n2=LocalTransport())  # fmt: skip
-        command = shell(f"mkdir {tmp_path}/first && exec sleep 300; exit 3")
-        pressing = asyncio.create_task(interrupt_when(lambda: any(state.exits for state in session.states)))
-        try:
-            return await asyncio.wait_for(execute(session, command, None, print), DEADLINE_S)
-        finally:
-            pressing.cancel()
-
-    done = asyncio.run(run())
-    assert (done.exit_code, list(done.own_codes.values())) == (130, [3])
-
-
 # ---- a run ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,7 @@ from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
 from launcher.session.settings import Settings
 from launcher.transports import bootstrap
-from launcher.transports.base import Transport
-from launcher.transports.process_channel import LocalTransport, ProcessChannel
+from launcher.transports.process_channel import LocalTransport
 
 MARK = f"pool-test.{os.getpid()}"
 TIMEOUT_S = 0.3
@@ -38,17 +37,14 @@ TIMEOUT_S = 0.3
 class Talk:
     """A pool of this machine alone."""
 
-    def __init__(
-        self, *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
-        transport: Transport | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, *pythons: str, silence_s: float, clock: Callable[[], float]) -> None:
         self.events: list[Event] = []
         self.disk = threading.Event()
         self.files: dict[str, bytes] = {}
         self.output: dict[tuple[int | None, int], bytes] = defaultdict(bytes)
         self._settings = Settings("test", {}, pythons or [sys.executable], Timeouts(TIMEOUT_S, silence_s, 0.2))
-        way = transport or LocalTransport()
-        self._pool = ConnectionPool([Host("here")], way, [self], self._settings, "run.mark", clock=clock)
+        way, hosts = LocalTransport(), [Host("here")]
+        self._pool = ConnectionPool(hosts, way, [self], self._settings, "run.mark", clock=clock)
 
     def feed(self, local_rank: int | None, stream: int, data: bytes) -> None:
         self.output[local_rank, stream] += data
@@ -91,12 +87,12 @@ class Talk:
 
 def talking(
     scene: Callable[[Talk], object], *pythons: str, silence_s: float = 15, clock: Callable[[], float] = boottime,
-    transport: Transport | None = None, **fields: object,
+    **fields: object,
 ) -> Talk:  # fmt: skip
     """Play a scene with a pool that was started; then nothing of it may be left, in this process or another."""
 
     async def play() -> Talk:
-        talk = Talk(*pythons, silence_s=silence_s, clock=clock, transport=transport)
+        talk = Talk(*pythons, silence_s=silence_s, clock=clock)
         talk.start(**fields)
         try:
             await scene(talk)  # type: ignore[misc]
@@ -167,38 +163,6 @@ def test_a_disk_that_is_slow_holds_up_neither_the_loop_nor_a_file() -> None:
         assert talk.files == {"slow": b"1\n", "trace": b"2\n"}
 
     talking(scene)
-
-
-class OddTransport:
-    """This machine's transport, except that something comes before a channel is opened, or of a host's own messages."""
-
-    name = LocalTransport.name
-
-    def __init__(self, *, wait: Callable[[str], object] = lambda _: None, own_messages: Sequence[str] = ()) -> None:
-        """wait: called with a command before it is started."""
-        self._wait = wait
-        self._own_messages = own_messages
-
-    def open(self, host: Host, command: str, timeout_s: float) -> ProcessChannel:
-        self._wait(command)
-        return LocalTransport().open(host, command, timeout_s)
-
-    def own_messages(self, host: Host) -> Sequence[str]:
-        return self._own_messages
-
-
-def test_what_the_way_to_it_says_late_is_noise_as_well() -> None:
-    async def scene(talk: Talk) -> None:
-        await talk.wait_for(READY)
-        os.kill((await talk.wait_for(messages.HELLO)).fields["keepers"][0][0], signal.SIGTERM)
-        await talk.wait_for(messages.CENSUS)
-        while said not in talk.connection.noise_text():  # on stderr, which may come later
-            await asyncio.sleep(0.01)
-
-    said = "stopping the run: its helper got signal 15"
-    talk = talking(scene, transport=OddTransport(own_messages=("once", "here is cancelled")))
-    talk.connection.noise += b"once\n"
-    assert talk.connection.noise_text().splitlines() == [said, "once", "here is cancelled"]
 
 
 def test_what_was_said_before_the_node_was_ready_is_sent() -> None:

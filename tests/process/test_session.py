@@ -13,10 +13,8 @@ from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
-from launcher.node import messages
 from launcher.output.lines import STDOUT
 from launcher.output.node_output import NodeOutput
-from launcher.session.connection import Event
 from launcher.session.node_state import Stage
 from launcher.session.session import Session
 from launcher.session.settings import Settings
@@ -89,21 +87,6 @@ def test_a_sigquit_that_comes_ignored_is_caught_all_the_same() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def test_a_subscriber_gets_the_events_of_its_kind_while_the_block_runs() -> None:
-    async def run() -> list[Event]:
-        session, heard = make_session("a"), list[Event]()
-        answers = [Event(0, messages.STACK, {"number": number}, 0.0) for number in range(3)]
-        session._take(answers[0])
-        with session.subscribe(messages.STACK, heard.append):
-            session._take(answers[1])
-            session._take(Event(0, messages.STARTED, {"local_rank": 0}, 0.0))
-        session._take(answers[2])
-        assert session.states[0].started == {0}
-        return heard
-
-    assert [event.fields["number"] for event in asyncio.run(run())] == [1]
 
 
 def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

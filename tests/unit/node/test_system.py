@@ -46,11 +46,6 @@ def test_what_is_no_text_is_empty_and_not_waited_for(tmp_path: Path, kind: str) 
     assert system.read_rows(path) == []
 
 
-def test_rows_are_words(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("a  b\n\n c\x0bd \n")
-    assert system.read_rows(str(tmp_path / "file")) == [["a", "b"], ["c", "d"]]
-
-
 def test_a_machine_without_an_id_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(system, "MACHINE_ID", str(tmp_path / "id"))
     assert system.machine_id() is None
@@ -58,14 +53,6 @@ def test_a_machine_without_an_id_has_none(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert system.machine_id() is None
     (tmp_path / "id").write_text("0123\n")
     assert system.machine_id() == "0123"
-
-
-def test_a_namespace_is_that_of_the_process() -> None:
-    here = system.pid_namespace()
-    assert here is not None
-    assert here == system.pid_namespace(os.getpid())
-    assert system.pid_namespace("nobody") is None
-    assert system.is_in_container() == (here != "pid:[4026531836]")
 
 
 @pytest.mark.usefixtures("_mounts")
