@@ -11,10 +11,9 @@ from launcher.job.facts import (
     Gpu,
     GpuProcess,
     NodeFacts,
-    Route,
     SetupFailure,
 )
-from launcher.session.node_state import read_facts, read_route
+from launcher.session.node_state import read_facts
 
 
 def gpu(index: int, **more: object) -> dict[str, object]:
@@ -152,15 +151,3 @@ def test_a_setup_of_another_form_is_an_error(setup):
 def test_a_malformed_message_is_refused(name, value):
     with pytest.raises(LauncherError, match=r"^its facts can't be read: "):
         read_facts({**MESSAGE, name: value}, "/tmp/run")
-
-
-@pytest.mark.parametrize(
-    ("message", "route"),
-    [
-        ({"interface": "eth1", "address": "10.0.0.1", "port": 41873}, Route("eth1", "10.0.0.1", 41873)),
-        ({"interface": None, "address": "10.0.0.2"}, Route(None, "10.0.0.2")),
-        ({"error": "gpu9: Name or service not known"}, Route(None, None, error="gpu9: Name or service not known")),
-    ],
-)
-def test_the_way_to_node_0(message, route):
-    assert read_route(message) == route
