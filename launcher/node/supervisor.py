@@ -220,7 +220,6 @@ class Supervisor:
 
         self._tree = CodeProcess(self._loop, self._send_queue, enter)
         self._tree.start(header["tree"], header["run"], env)
-        self._starting.find_lock = self._tree.find_lock
         if header.get("facts") and not header.get("setup"):
             self._responder.search_python(header, env, folder)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from node_code import FILES, Code, Talk
-from node_process import STAND_IN, WAITS, Node, Nodes, parent_of, shell
+from node_process import STAND_IN, WAITS, Node, Nodes, shell
 
 from launcher.node import messages
 
@@ -309,19 +309,6 @@ def test_who_takes_the_code_holds_nothing_of_the_login(start: Any) -> None:
     pid = Path(f"/proc/{node.supervisor}/task/{node.supervisor}/children").read_text().strip()
     held = [str(path.readlink()).partition(":")[0] for path in Path(f"/proc/{pid}/fd").iterdir()]
     assert [kind for kind in held if kind in ("pipe", "socket")] == ["socket"], "to the supervisor"
-
-
-def test_torchrun_holds_the_lock_as_well(start: Any) -> None:
-    """It was started before the code was there, and lives as long as its ranks, whoever is killed."""
-    node = start()
-    waits = b"import time\nprint('ready', flush=True)\ntime.sleep(300)\n"
-    root = Talk(node, Code({"train.py": waits}), FACTS).deliver()
-    node.wait_for(messages.FACTS)
-    node.start_torchrun([str(root / "train.py")], 1)
-    node.wait_for_output("ready")
-    held = [path.readlink() for path in Path(f"/proc/{parent_of(node.pid_of(0))}/fd").iterdir()]
-    assert root.parent / "lock" in held
-    assert node.stop() == []
 
 
 def test_packages_are_listed_if_the_python_answers_before_the_code_is_there(start: Any) -> None:

@@ -325,10 +325,6 @@ class CodeProcess:
         except OSError:  # the code isn't there, or the disk is gone
             return []
 
-    def find_lock(self) -> str | None:
-        """Return the lock of the directory, for a process that was started before the code was there."""
-        return os.path.join(os.path.dirname(self.root), LOCK) if self.root else None
-
     def _push(self) -> None:
         assert self._sock is not None  # whoever calls has looked
         try:

@@ -37,7 +37,6 @@ class RankStart:
         self._keepers_fd = keepers_fd
         self._ending = ending
         self.env = dict(os.environ)  # of this node, the setup and --env; of each rank comes more
-        self.find_lock: Callable[[], str | None] = lambda: None  # of the directory of the code, for the ranks
         self.find_claims: Callable[[], list[int]] = list  # the sockets of the run's claim, for what starts the ranks
         self.cwd = "."  # of the ranks
         self.began_at = time.time()
@@ -122,7 +121,7 @@ class RankStart:
             ],
             "world": {name: envs[0][name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")},
             "folder": self._ending.folder, "stop_timeout_s": self._ending.stop_timeout_s,
-            "lock": self.find_lock(), "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
+            "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
         }  # fmt: skip
 
         def start_cold(reason: str) -> None:
@@ -149,7 +148,7 @@ class RankStart:
         assert self._responder.search is not None  # the plan names the Python, which waits
         self._ranks.await_torchrun(self._ending.folder, header["local_ranks"], self._responder.release_port)
         order = {"argv": header["torchrun_args"], "env": dict(self.env, **header["env"]), "cwd": header["cwd"]}
-        self._responder.search.give_order({**order, "lock": self.find_lock()}, self.find_claims())
+        self._responder.search.give_order(order, self.find_claims())
 
     def send_stacks(self, header: dict[str, Any], _: bytes) -> None:
         """Answer a STACKS."""

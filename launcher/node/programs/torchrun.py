@@ -48,8 +48,6 @@ def main(stop_timeout_s: float) -> None:
     os.environ.clear()
     starter.add_to_environment(order["env"])
     os.chdir(starter.as_path(order["cwd"]))
-    if order["lock"]:  # of the code: no other run takes it while this process, and so a rank, may live
-        workers.hold_lock(starter.as_path(order["lock"]))
     os.dup2(os.open(os.devnull, os.O_RDONLY), _ORDER_FD)
     run.main(list(map(starter.as_path, order["argv"])))
 

@@ -129,8 +129,6 @@ class _WarmPython:
         if server is not None:
             threading.Thread(target=_serve, args=(server, order["world"]), daemon=True).start()
         _silence()
-        if order["lock"]:  # of the code: no other run takes it while this process, and so a rank, may live
-            workers.hold_lock(starter.as_path(order["lock"]))
         return own.serve()
 
     def dress(self, order: dict[str, Any], entry: dict[str, Any]) -> None:
