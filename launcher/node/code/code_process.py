@@ -309,13 +309,13 @@ class CodeProcess:
             theirs.close()
         ours.setblocking(False)
         self._sock = ours
-        self._loop.watch(ours.fileno(), self._read)
+        self._watch()
 
     def forward(self, header: Header, payload: bytes) -> None:
         """Pass a message of the launcher on, as soon as the process takes it; drop it if that has ended."""
         if self._sock is not None:
             self._waiting += messages.encode_again(header, payload)
-            self._push()
+            self._watch()
 
     def find_written(self) -> list[str]:
         """Return what the ranks have written to the directory of their code: the first names."""
@@ -325,28 +325,23 @@ class CodeProcess:
         except OSError:  # the code isn't there, or the disk is gone
             return []
 
-    def _push(self) -> None:
-        assert self._sock is not None  # whoever calls has looked
+    def _watch(self) -> None:
+        if self._sock is not None:
+            events = READABLE | WRITABLE if self._waiting else READABLE
+            self._loop.watch(self._sock.fileno(), self._turn, events)
+
+    def _turn(self) -> None:
+        assert self._sock is not None  # it is watched
         try:
-            while self._waiting:
-                with memoryview(self._waiting) as view:
-                    sent = self._sock.send(view[: 1 << 20])
-                del self._waiting[:sent]
+            del self._waiting[: self._sock.send(self._waiting[:_READ_BYTES])]
         except BlockingIOError:
             pass
         except OSError:  # its end is read below
             self._waiting.clear()
-        self._loop.watch(self._sock.fileno(), self._turn, READABLE | WRITABLE if self._waiting else READABLE)
-
-    def _turn(self) -> None:
-        self._push()
-        self._read()
-
-    def _read(self) -> None:
-        assert self._sock is not None  # it is watched
         try:
             data = self._sock.recv(_READ_BYTES)
         except BlockingIOError:
+            self._watch()
             return
         except OSError:
             data = b""
@@ -358,6 +353,7 @@ class CodeProcess:
             text = "the process that takes the code was killed"
             self._send_queue.send(messages.UNPLACED, text=text, is_disk=False)
             self._end()
+        self._watch()
 
     def _conclude(self, answer: Header) -> None:
         if answer["type"] == messages.PLACED and not answer["wrong"]:
