@@ -103,7 +103,7 @@ LISTENING = "listening"  # for its agents
 GATHERED = "gathered"  # all that have come, and which are missing
 
 PIECE_BYTES = 1 << 20  # of files, before compression
-TREE_WINDOW_BYTES = 4 << 20  # of pieces that may be in transit to one node
+PIECES_IN_TRANSIT = 4  # that one node has not taken yet
 MOST_WANTED = 4  # requests for code by one node: the listing, what it lacks, and twice what turned out to be damaged
 MOST_NAMES = 20  # of files of the code, in one answer
 MAX_WANTED_BYTES = 1 << 20  # a bit for each file of a tree

@@ -54,18 +54,17 @@ def tree_fields(tree: Tree) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Node:
-    """What one node has said, and what is on its way to it."""
+    """What one node has said, and whether more may be on its way to it."""
 
     answer: Event | None = None  # PLACED or UNPLACED: its last word
     has_asked: bool = False  # for contents
-    in_transit: list[int] = field(default_factory=list)  # sizes of pieces that it has not taken yet
-    has_taken: asyncio.Event = field(default_factory=asyncio.Event)
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(messages.PIECES_IN_TRANSIT))
 
 
 class Delivery:
     """One delivery of a tree to the nodes of a session, which were opened with `tree_fields`.
 
-    Every node says what it lacks, gets that at its own pace, and answers with the hash of what it then has.
+    Every node says what it lacks, gets that at its own pace, and answers what is wrong with what it then has.
     """
 
     def __init__(self, session: Session, tree: Tree, contents: Contents) -> None:
@@ -120,9 +119,7 @@ class Delivery:
             self._streams.append(self._session.watch(self._send_files(event.index, event.fields["content"])))
 
     def _take_receipt(self, event: Event) -> None:
-        node = self._nodes[event.index]
-        del node.in_transit[:1]
-        node.has_taken.set()
+        self._nodes[event.index].room.release()
 
     def _take_answer(self, event: Event) -> None:
         self._nodes[event.index].answer = event
@@ -145,13 +142,10 @@ class Delivery:
         begin, size_bytes = 0, sum(self._entries[place].size for place in wanted)
         self._wanted_bytes += size_bytes
         while begin < size_bytes:
-            while sum(node.in_transit) + messages.PIECE_BYTES > messages.TREE_WINDOW_BYTES:
-                node.has_taken.clear()
-                await node.has_taken.wait()
+            await node.room.acquire()
             piece = await pieces.get(bits, begin)
             if self._is_over(index):
                 return
-            node.in_transit.append(piece.sent_bytes)
             self._sent_bytes += piece.sent_bytes
             self._session.pass_on(index, piece.header, piece.message)
             begin += piece.size_bytes

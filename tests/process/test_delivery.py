@@ -28,7 +28,7 @@ from launcher.job.tree import Link, Tree
 from launcher.node import messages
 from launcher.node.code import folders, proof
 from launcher.node.code.folders import Folder
-from launcher.node.messages import PIECE_BYTES, TREE_WINDOW_BYTES, encode
+from launcher.node.messages import PIECES_IN_TRANSIT, encode
 from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
 from launcher.session.settings import Settings
@@ -391,7 +391,6 @@ def test_a_host_that_takes_nothing_gets_a_window_of_pieces(root: Path, tmp_path:
     """So what waits for slow hosts takes a bounded part of this machine's memory."""
     write(root, {"noise": os.urandom(9 * MIB)})
     got = {"good": 0, "liar": 0}
-    window = TREE_WINDOW_BYTES // PIECE_BYTES
 
     def lie(order: dict[str, Any], said: list[Any], nonce: str) -> list[Any]:
         got["liar"] += order["type"] == messages.PIECE
@@ -401,14 +400,14 @@ def test_a_host_that_takes_nothing_gets_a_window_of_pieces(root: Path, tmp_path:
         is_piece = len(data) > MIB // 2
         got["good"] += is_piece
         if is_piece and got["good"] == 9:
-            wait_until(lambda: got["liar"] >= window)
+            wait_until(lambda: got["liar"] >= PIECES_IN_TRANSIT)
             liar.opened[0].say(encode(messages.UNPLACED, text="enough", is_disk=False))
 
     liar = LyingTransport(lie)
     good = CacheTransport(tmp_path, before_write={"good": end_at_last})
     found = send(root, TransportByHost({"good": good, "liar": liar}), "good", "liar")
     assert (found.failures, found.texts) == ([], ["liar: enough"])
-    assert got == {"good": 9, "liar": window}
+    assert got == {"good": 9, "liar": PIECES_IN_TRANSIT}
 
 
 def test_a_signal_while_it_sends(root: Path, tmp_path: Path) -> None:
