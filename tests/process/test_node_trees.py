@@ -275,9 +275,7 @@ def test_nothing_that_a_run_wrote_is_ever_lost(start: Any, tmp_path: Path, is_be
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     node.stop()
-    named = ["results"]
-    if not is_behind_a_link:
-        named = ["../outputs", "outputs/", "results/metrics.csv", "train.py/"]
+    named = [] if is_behind_a_link else ["../outputs", "outputs/", "results/metrics.csv", "train.py/"]
     assert node.wait_for(messages.CENSUS)["written"] == named
     node.wait_until_gone()
     broken = Talk(start("broken"), code, links=[*links, ["mnt", "/nowhere", False]])

@@ -2,12 +2,12 @@
 
     trees/RUN-HASH/name        NAME
     trees/RUN-HASH/listing     what was put there
-    trees/RUN-HASH/links       the links to directories outside, by name
     trees/RUN-HASH/lock        locked by the supervisors of the run while they live
     trees/RUN-HASH/NAME/...    the files, below the name of the directory that they come from
 
-Only unchanged files of its listing are ever removed from it: what a run has written there stays, also where a file of
-the listing was, and nothing behind a link is touched. A file that an earlier run has is copied from its directory.
+Only unchanged files of its listing are ever removed from it, and links to absolute paths, such as those to directories
+outside: what a run has written there stays, also where a file of the listing was, and nothing behind a link is touched.
+A file that an earlier run has is copied from its directory.
 
 A directory appears by one rename, so nobody ever sees one that is half filled. One whose run has ended is pruned.
 """
@@ -28,8 +28,8 @@ from launcher.node.code.listing import Entry
 from launcher.node.own_folders import make_own
 from launcher.node.system import is_remote, read_text
 
-_NAME, _LISTING, _LINKS, LOCK = "name", "listing", "links", "lock"
-OWN_NAMES = (_NAME, _LISTING, _LINKS, LOCK)
+_NAME, _LISTING, LOCK = "name", "listing", "lock"
+_OWN_NAMES = (_NAME, _LISTING, LOCK, "links")  # the last one is of earlier versions
 _MODES = {listing.FILE: 0o644, listing.PROGRAM: 0o755}
 _LOCAL = "/var/tmp/launch-%d"  # of the user; on most systems for 30 days, which is long enough
 _FRESH = ".new-"
@@ -149,11 +149,6 @@ class Folder:
         except ValueError:
             return []
 
-    def read_links(self) -> list[str]:
-        """Return the names of the links."""
-        names = read_text(os.path.join(self.path, _LINKS), errors="surrogateescape")
-        return [name for name in names.split("\0") if name]
-
     def write_listing(self, data: bytes) -> None:
         """Note what was put there, and that it was there now; the note is whole at any time."""
         path = os.path.join(self.path, _LISTING)
@@ -172,17 +167,13 @@ class Folder:
 
         Of a directory that is its name alone.
         """
-        beside = set(os.listdir(self.path)) - {self.name, *OWN_NAMES, _LISTING + ".part"}
+        beside = set(os.listdir(self.path)) - {self.name, *_OWN_NAMES, _LISTING + ".part"}
         since = os.stat(os.path.join(self.path, _LISTING)).st_mtime
-        written = proof.find_written(self.root, self.read_entries(), self.read_links(), since)
+        written = proof.find_written(self.root, self.read_entries(), since)
         return ["../" + name for name in sorted(beside)] + written
 
     def make_links(self, links: Sequence[tuple[str, str]]) -> None:
         """Make those of these links that are missing; what a run has put where one was stays."""
-        names = [name for name, _ in links]
-        if self.read_links() != names:
-            with open(os.path.join(self.path, _LINKS), "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write("\0".join(names))
         for name, target in links:
             path = os.path.join(self.root, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -218,18 +209,16 @@ class Folder:
 
     def remove(self, entries: Iterable[Entry]) -> bool:
         """Remove the unchanged files of the listing, the links, and directories without a file; tell if that is all."""
-        entries, links = list(entries), self.read_links()
+        entries = list(entries)
         changed = {entry.path for entry in proof.find_wrong(self.root, entries)}
         for entry in entries:
             if entry.path not in changed:
                 os.unlink(os.path.join(self.root, entry.path))
-        real = proof.find_real_folders(self.root, links)
-        for name in links:  # what a run has put where one was stays
-            path = os.path.join(self.root, name)
-            if name.rpartition("/")[0] in real and os.path.islink(path):
-                os.unlink(path)
         self.remove_bytecode(entries)
-        for folder, _, _ in os.walk(self.root, topdown=False):
+        for folder, inner, names in os.walk(self.root, topdown=False):
+            for path in (os.path.join(folder, name) for name in inner + names):
+                if proof.leads_out(path):
+                    os.unlink(path)
             try:
                 os.rmdir(folder)
             except OSError:  # what the run has written is there
@@ -238,7 +227,7 @@ class Folder:
             if os.path.isdir(self.root):
                 self.write_listing(b"[]")
                 return False
-            for name in OWN_NAMES:
+            for name in _OWN_NAMES:
                 unlink(os.path.join(self.path, name))
             os.rmdir(self.path)
         except OSError:  # it has written beside it

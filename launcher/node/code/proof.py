@@ -67,12 +67,12 @@ def _is_right(path: str, entry: Entry) -> bool:
         os.close(fd)
 
 
-def find_written(root: str, entries: Iterable[Entry], links: Iterable[str], since: float) -> list[str]:
-    """Return what is below `root` and neither in the listing nor a link of the run, or was written after this time.
+def find_written(root: str, entries: Iterable[Entry], since: float) -> list[str]:
+    """Return what is below `root` and not in the listing, or was written after this time.
 
-    Of a directory that is its name alone, unless no file is in it. Bytecode doesn't count.
+    Of a directory that is its name alone, unless no file is in it. Bytecode and links to absolute paths don't count.
     """
-    kinds = {**{entry.path: entry.kind for entry in entries}, **dict.fromkeys(links, listing.LINK)}
+    kinds = {entry.path: entry.kind for entry in entries}
     sent = {folder for path in kinds for folder in listing.parents(path)}
     written: list[str] = []
     waiting = [""]
@@ -85,9 +85,16 @@ def find_written(root: str, entries: Iterable[Entry], links: Iterable[str], sinc
                     waiting.append(path)
                 elif each.name != BYTECODE and not is_hollow(each.path):
                     written.append(path + "/")
+            elif leads_out(each.path):
+                continue
             elif path not in kinds or each.is_symlink() != (kinds[path] == listing.LINK) or _is_newer(each, since):
                 written.append(path)
     return sorted(written)
+
+
+def leads_out(path: str) -> bool:
+    """Tell whether this is a link to an absolute path, as the links of a run are; those of a listing are relative."""
+    return os.path.islink(path) and os.readlink(path).startswith("/")
 
 
 def _is_newer(each: os.DirEntry[str], since: float) -> bool:
