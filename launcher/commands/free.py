@@ -10,7 +10,7 @@ from typing import Any
 from launcher.clock import iso_time, wall_clock
 from launcher.errors import EXIT_UNREACHABLE, HostFailure
 from launcher.hosts.host import Host
-from launcher.hosts.ranges import fold_names, fold_numbers, fold_runs
+from launcher.hosts.ranges import fold_names, fold_numbers, split_list
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
 from launcher.node import messages
@@ -211,7 +211,7 @@ def _verdict(boxes: Sequence[Box]) -> list[str]:
     total = len(first)
     if not total:
         return []
-    choice = "@".join(f"{name}:{gpus}" for gpus, names in alike.items() for name in fold_runs(names))
+    choice = "@".join(f"{name}:{gpus}" for gpus, names in alike.items() for name in split_list(fold_names(names)))
     hint = f": --include {shlex.quote(choice)}" if 0 < free < total else ""
     return [*doubles, f"{free} of {total} GPUs {'is' if free == 1 else 'are'} free{hint}"]
 

@@ -120,8 +120,7 @@ def _explain(first: Failure, failures: Sequence[Failure], ranks: Collection[int]
     if own is not None and own.kind is Kind.CAUSE:
         return own
     if first.is_secondary:
-        is_spread = len({failure.node_rank for failure in failures}) > 1
-        own = _explain_by_others(first, failures, ranks) or (_find_hint(first) if is_spread else None) or own
+        own = _explain_by_others(first, failures, ranks) or own
     return own or (None if extract_traceback(first.stderr) else ending)
 
 
@@ -130,8 +129,7 @@ def _explain_by_lines(failure: Failure, count: int = _SEARCHED_LINES) -> Explana
     error = extract_errors(failure.stderr)
 
     def explain(lines: list[str]) -> list[Explanation]:
-        known = (some for some in explain_lines(lines) if some.kind in (Kind.CAUSE, Kind.CONSEQUENCE))
-        return [some for some in known if not (error and some.name == AT_EXIT)]
+        return [some for some in explain_lines(lines) if not (error and some.name == AT_EXIT)]
 
     found = explain(error)
     causes = [known for known in found if known.kind is Kind.CAUSE]
@@ -155,11 +153,6 @@ def _explain_by_others(first: Failure, failures: Sequence[Failure], ranks: Colle
         if said is not None and said.kind is Kind.CAUSE and said.name != _ENDED_BY_US:
             return Explanation(said.name, f"{other.subject} says that {said.cause}", said.fix, said.kind)
     return explain_wait({failure.rank: failure.stderr for failure in failures if failure.rank is not None}, ranks)
-
-
-def _find_hint(failure: Failure) -> Explanation | None:
-    lines = [*extract_errors(failure.stderr), *_searched_lines(failure, _SEARCHED_LINES)]
-    return next((known for known in explain_lines(lines) if known.kind is Kind.HINT), None)
 
 
 def _searched_lines(failure: Failure, count: int) -> list[str]:

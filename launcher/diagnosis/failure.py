@@ -198,6 +198,5 @@ class Failure:
 def _says_consequence(lines: Iterable[str]) -> bool:
     for line in lines:
         for known in explain_lines([line]):
-            if known.kind in (Kind.CAUSE, Kind.CONSEQUENCE):
-                return known.kind is Kind.CONSEQUENCE
+            return known.kind is Kind.CONSEQUENCE
     return False

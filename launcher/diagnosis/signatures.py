@@ -30,7 +30,6 @@ class Kind(Enum):
 
     CAUSE = "cause"
     CONSEQUENCE = "consequence"  # printed by healthy ranks when another one died or is missing
-    HINT = "hint"  # successful runs print it too; explains only ranks on several hosts that can't reach each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,31 +544,6 @@ SIGNATURES: tuple[Signature, ...] = (
         "a host's name can't be resolved on this host",
         "use addresses instead of names (addr= in the hostfile), or add the names to /etc/hosts on every host",
         says="`Name or service not known`, `Temporary failure in name resolution`",
-    ),
-    # printed by successful runs too
-    Signature(
-        "node-0-unnamed",
-        r"network addresses of \((?P<host>[^,()]{1,100}), \d+\) cannot be retrieved",
-        "the name {host} can't be resolved on this host",
-        "set addr= for that host in the hostfile, or add the name to /etc/hosts on every host",
-        Kind.HINT,
-        says="`network addresses of (X, 29500) cannot be retrieved`",
-    ),
-    Signature(
-        "loopback-master",
-        r"trying to connect to [(\[]?(?:127\.|localhost|::1)|network address of [(\[]?(?:127\.|localhost|::1)",
-        "this rank looks for rank 0 on its own host",
-        "in the hostfile, set addr= for the first host to its address in the hosts' network",
-        Kind.HINT,
-        says="`client socket has timed out ... connect to (127.0.0.1, 29500)`",
-    ),
-    Signature(
-        "interface-local",
-        r"Using (?:interface |\[\d+\])(?P<interface>lo|docker\w*|veth\w*|virbr\w*):",
-        "NCCL uses {interface}, which other hosts can't reach",
-        "don't set NCCL_SOCKET_IFNAME: each host then uses the interface that leads to node 0",
-        Kind.HINT,
-        says="`Using interface lo:`, `Using [0]docker0:`",
     ),
     # consequences: another rank is gone, or never joined
     Signature(

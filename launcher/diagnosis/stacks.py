@@ -57,7 +57,6 @@ class Stack:
     wchan: str | None = None  # the kernel function that it waits in
     reason: str | None = None  # why there are no frames
     is_silent: bool = False  # its host did not respond in time
-    starter: str | None = None  # what has started it, as `torchrun on gpu2 (pid 4711)`, if that is suspended
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -122,17 +121,8 @@ class FoldedStacks:
         return sum(group.size for group in self.groups)
 
     @property
-    def suspended(self) -> tuple[Stack, ...]:
-        """A rank of each host on which what has started the ranks is suspended; they may wait for that."""
-        stacks = (stack for group in self.groups for stack in group.stacks if stack.starter is not None)
-        return tuple({stack.host: stack for stack in stacks}.values())
-
-    @property
     def verdict(self) -> str:
-        """What is suspended, or else which ranks differ from the others, in a few words; empty if that is unknown."""
-        if self.suspended:
-            names = listed([stack.starter or "" for stack in self.suspended])
-            return f"{names} {'is' if len(self.suspended) == 1 else 'are'} suspended"
+        """Which ranks differ from the others, in a few words; empty if that is unknown."""
         if self.odd:
             words = listed([f"{stack.host} rank {stack.rank}" for stack in self.odd])
             others = self.size - len(self.odd)
@@ -213,10 +203,6 @@ def folded_lines(folded: FoldedStacks) -> list[str]:
         lines += [f"  {group.name}:", *(f"    {line}" for line in stack_lines(group.first))]
     more = len(folded.groups) - _MAX_GROUPS
     lines += [f"  and {more} more that differ"] if more > 0 else []
-    if folded.suspended:
-        lines.append(
-            "  fix: find out who suspended it (kill -STOP, or a debugger); kill -CONT PID on its host continues it"
-        )
     return lines
 
 

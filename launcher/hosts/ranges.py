@@ -19,7 +19,6 @@ _ELEMENT_OR_COMMA = re.compile(r"(?:[^, \t\r\n\[]|\[[^\]]*(?:\]|\Z))+|,")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _HOST_AND_NUMBER = re.compile(r"(.+\]|[^:]+):([0-9]{1,18})")
-_LAST_NUMBER = re.compile(r"([^:]+?)([0-9]{1,18})")  # not of an IPv6 address, whose digits are no decimal number
 _ZONE = re.compile(r"[A-Za-z0-9._-]*")
 _FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 _FOLDABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -131,23 +130,6 @@ def fold_numbers(numbers: Iterable[int]) -> str:
         else:
             runs.append((number, number))
     return ",".join(f"{low}-{high}" if low != high else str(low) for low, high in runs)
-
-
-def fold_runs(names: Iterable[str]) -> list[str]:
-    """Fold consecutive names whose last digits count up, as gpu[1-4]; unlike ClusterShell, keep the order.
-
-    Digits before a domain stay as they are: Slurm refuses `gpu[1-4].lan`.
-    """
-    runs: list[tuple[str, str, str]] = []  # text before the digits, first number, last number
-    for name in names:
-        match = _LAST_NUMBER.fullmatch(name)
-        head, number = match.groups() if match else (name, "")
-        before, low, high = runs[-1] if runs else ("", "", "")
-        if number and high and before == head and number == str(int(high) + 1).zfill(len(high)):
-            runs[-1] = (head, low, number)
-        else:
-            runs.append((head, number, number))
-    return [f"{head}[{low}-{high}]" if low != high else head + low for head, low, high in runs]
 
 
 def _empty_name(text: str) -> UsageError:

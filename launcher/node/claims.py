@@ -23,7 +23,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pwd
 import re
 import socket
 import struct
@@ -118,14 +117,6 @@ def _read_words(data: bytes) -> Words:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _find_user(uid: int) -> str:
-    """Return a user's name, for which a directory service in the network may be asked."""
-    try:
-        return pwd.getpwuid(uid).pw_name[:100].encode("utf-8", "replace").decode()
-    except KeyError:
-        return str(uid)
 
 
 def _identify(words: Words) -> list[Any]:
@@ -477,7 +468,7 @@ class ClaimHolder:
 
         if unknown:
             numbers = list(map(str, unknown))
-            self._loop.ask(lambda: [_find_user(uid) for uid in unknown], _ANSWER_S, numbers, note)
+            self._loop.ask(lambda: [system.user_name(uid) for uid in unknown], _ANSWER_S, numbers, note)
         else:
             act()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 
 # File systems of other machines.
 _REMOTE = {
@@ -44,6 +45,14 @@ def read_rows(path: str) -> list[list[str]]:
 def machine_id() -> str | None:
     """Return the id of this machine (machine-id(5)), which clones may share; most containers have none."""
     return read_text(MACHINE_ID).strip() or None
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, for which a directory service in the network may be asked; without one the number."""
+    try:
+        return pwd.getpwuid(uid).pw_name[:100].encode("utf-8", "replace").decode()
+    except KeyError:
+        return str(uid)
 
 
 def pid_namespace(pid: int | str = "self") -> str | None:

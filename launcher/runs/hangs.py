@@ -157,11 +157,7 @@ def _stack(node: NodePlan, local_rank: int, answer: Event | None) -> Stack:
         return Stack(host, rank, is_silent=True)
     fields = answer.fields
     frames = parse_stack(fields["content"].decode("utf-8", "replace"), node.cwd)
-    starter = None
-    if fields["starter"] is not None:
-        what = "torchrun" if node.argv else "the helper that starts the ranks"
-        starter = f"{what} on {host} (pid {fields['starter']})"
-    return Stack(host, rank, frames, fields["state"], fields["wchan"], fields["reason"], starter=starter)
+    return Stack(host, rank, frames, fields["state"], fields["wchan"], fields["reason"])
 
 
 def _ranks(stacks: Sequence[Stack]) -> list[int]:
@@ -250,10 +246,8 @@ class HangWatch:
 
     def _describe(self, silent_s: float, folded: FoldedStacks | None) -> Failure:
         text = f"no output for {_words(silent_s)} (--hang-timeout)"
-        if folded is None or folded.suspended or not folded.odd:
-            stuck = folded.suspended[0].host if folded is not None and folded.suspended else None
-            first = next((node for node in self._plan.nodes if node.host.name == stuck), self._plan.nodes[0])
-            text += f", {folded.verdict}" if folded is not None and stuck is not None else ""
+        if folded is None or not folded.odd:
+            first = self._plan.nodes[0]
             return Failure(first.host.name, first.node_rank, FailureKind.HANG, wall_clock(), text=text)
         odd = folded.odd[0]
         index = next(
@@ -274,5 +268,5 @@ def _words(seconds: float) -> str:
 
 
 def _continuing(folded: FoldedStacks | None) -> str:
-    odd = f": {folded.verdict}" if folded is not None and (folded.odd or folded.suspended) else ""
+    odd = f": {folded.verdict}" if folded is not None and folded.odd else ""
     return f"launch: the run may hang{odd}; it continues (--on-hang end or restart would stop it)"

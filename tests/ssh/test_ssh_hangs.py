@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import sys
@@ -12,8 +11,8 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
-from launching import Launch, Running, shell
-from machines.patience import NEVER_S, long_enough, slowed
+from launching import Launch, Running
+from machines.patience import NEVER_S, slowed
 from machines.processes import wait_until
 from ssh_hosts import SshHosts, is_alive, send_signal
 from terminal import Terminal
@@ -87,22 +86,6 @@ def test_ctrl_backslash_shows_the_odd_rank_and_the_run_goes_on(launch: Launch, t
     terminal.read_until("launch: finished in .*, 4 ranks succeeded, 0 processes left on 2 hosts")
     assert running.finish().exit_code == 0
     assert terminal.screen.count("(node2 rank 2 differs from 3 others)") == 2
-
-
-def test_a_suspended_starter_is_named(launch: Launch) -> None:
-    """The ranks may wait for it: torchrun keeps their store."""
-    script = "[ $RANK != 3 ] || kill -STOP $PPID; exec sleep 300"
-
-    def attempt(seconds: float) -> None:
-        done = launch.start("--no-python", "--hang-timeout", f"{seconds:g}", *shell(script)).finish()
-        assert done.exit_code == 124
-        starter = r"the helper that starts the ranks on node2 \(pid \d+\) is suspended"
-        said = "\n".join(done.words)
-        assert re.search(rf"launch: stacks of 4 ranks on 2 hosts \({starter}\)\n", said), said
-        assert re.search(rf"all ranks at HH:MM:SS:\n    no output for N s \(--hang-timeout\), {starter}\n", said)
-        assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 124 (launch report RUN)"
-
-    long_enough(attempt, SHELLS_S)
 
 
 def test_a_silence_that_lasts_too_long_ends_the_run(launch: Launch) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import subprocess
 import time
 from typing import Any, Callable, List, NamedTuple, Optional
 
-from launcher.node import messages
+from launcher.node import messages, system
 from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
 from launcher.node.processes import proc
 
@@ -146,17 +145,10 @@ def describe_process(pid: int) -> dict[str, Any]:
         return described
     described.update(name=process.name, mark=proc.read_mark(pid))
     try:
-        described["owner"] = _user_name(os.stat("/proc/%d" % pid).st_uid)
+        described["owner"] = system.user_name(os.stat("/proc/%d" % pid).st_uid)
     except OSError:
         pass  # it has just exited
     return described
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _query_amd() -> dict[str, Any]:

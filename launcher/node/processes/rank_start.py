@@ -10,7 +10,7 @@ from launcher.node import messages
 from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
 from launcher.node.loop import Loop
-from launcher.node.processes import numa, proc, shim, stacks
+from launcher.node.processes import numa, shim, stacks
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.processes.warm import WarmPython
@@ -154,11 +154,7 @@ class RankStart:
         """Answer a STACKS."""
         if self._ending.has_begun:
             return
-        starter = self._owned.find_starter()
-        suspended = starter.pid if starter is not None and starter.state in proc.SUSPENDED else None
-        stacks.send_stacks(
-            self._loop, self._send_queue, header["number"], self._owned.ranks, self._stacks_folder, suspended
-        )
+        stacks.send_stacks(self._loop, self._send_queue, header["number"], self._owned.ranks, self._stacks_folder)
 
     def look_for_save(self, header: dict[str, Any], _: bytes) -> None:
         """Answer a LOOK: whether the ranks have saved since they were started."""

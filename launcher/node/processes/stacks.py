@@ -46,24 +46,18 @@ def arm(run_folder: str, env: dict[str, str]) -> str:
 
 
 def send_stacks(
-    loop: Loop,
-    send_queue: SendQueue,
-    number: int,
-    ranks: dict[int, proc.Process],
-    armed_folder: str | None,
-    suspended_starter: int | None,
+    loop: Loop, send_queue: SendQueue, number: int, ranks: dict[int, proc.Process], armed_folder: str | None
 ) -> None:
     """Answer a STACKS with one STACK for each running rank.
 
-    armed_folder: what `arm` returned; None: the ranks can't write their stacks. suspended_starter: the process id of
-    what started the ranks, if it is suspended.
+    armed_folder: what `arm` returned; None: the ranks can't write their stacks.
     """
     for local_rank, process in ranks.items():
         if proc.is_alive(process):
 
             def send(answer: dict[str, Any], local_rank: int = local_rank) -> None:
                 text = base64.b64decode(answer.pop("text"))
-                answer.update(number=number, local_rank=local_rank, starter=suspended_starter)
+                answer.update(number=number, local_rank=local_rank)
                 send_queue.send(messages.STACK, text, **answer)
 
             nothing = _answer(process, reason="it can't be inspected")

@@ -47,7 +47,7 @@ def python(pid: int, owner: str | None, mib: int = 10240) -> GpuProcess:
                 "          GPU 4-5  ann, run 20261124-091233 (nightly), for 2 h 00 min",
                 "          GPU 6-7  ann, run 20261124-091233 (nightly), for 2 h 00 min",
                 "                   bob, run 20261124-101500, for 1 min 00 s, shared (--share)",
-                "12 of 24 GPUs are free: --include gpu1:0,1,2,3@gpu3:0,1,2,3@gpu2:0,1,2,3",
+                "12 of 24 GPUs are free: --include 'gpu[1-3]:0,1,2,3'",
             ],
         ),
         (
@@ -140,7 +140,7 @@ def test_a_host_that_cant_be_reached_and_a_container() -> None:
 
 def test_all_hosts_of_a_range_share_an_entry_of_include() -> None:
     boxes = tuple(box(f"gpu{number}", ANN) for number in (1, 2, 3, 5))
-    assert table(Survey(boxes, (), NOW))[-1] == ("16 of 32 GPUs are free: --include 'gpu[1-3]:0,1,2,3@gpu5:0,1,2,3'")
+    assert table(Survey(boxes, (), NOW))[-1] == ("16 of 32 GPUs are free: --include 'gpu[1-3,5]:0,1,2,3'")
 
 
 def test_no_text_of_a_claim_or_process_reaches_the_terminal_as_it_is() -> None:

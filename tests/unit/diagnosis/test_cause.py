@@ -245,7 +245,6 @@ def test_a_failure_is_explained_by_what_it_said(failed, name):
         failure(stderr=raising(FULL) + "retrying\n" + SIMPLE),
         failure(code=3, stderr=FULL + "step\n" * 40),
         Failure("gpu2", 1, FailureKind.CONNECTION, 1.0, text="it sent an invalid message: x", stderr="Broken pipe\n"),
-        failure(code=3, stderr="NCCL INFO NET : Using interface lo:127.0.0.1<0>\n"),
     ],
 )
 def test_what_explains_nothing_is_left_unsaid(failed):
@@ -287,24 +286,6 @@ def test_a_lost_peer_is_explained_by_the_warning_before_it():
     warning = "include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device\n"
     assert why(failure(stderr=CLOSED)) == "peer-gone"
     assert why(failure(stderr=CLOSED, stdout=warning)) == "shared-memory"
-
-
-HINT = (
-    "[W socket.cpp:601] [c10d] The IPv6 network addresses of (gpu1, 29500) cannot be retrieved (gai error: -2 - x).\n"
-)
-UNREACHED = (
-    "torch.distributed.DistNetworkError: The client socket has timed out after 60s while trying to connect to {}\n"
-)
-
-
-def test_hints_count_between_nodes_only():
-    alone = failure(stderr=HINT + raising(UNREACHED.format("(gpu1, 29500)")))
-    assert why(alone) == "master-unreachable"
-    assert why(alone, replace(failure(after_stop=True), node_rank=1)) == "node-0-unnamed"
-    lost = failure(stderr=raising(UNREACHED.format("(127.0.0.1, 29500)")))
-    assert why(lost) == "master-unreachable"
-    assert why(lost, replace(failure(after_stop=True), node_rank=1)) == "loopback-master"
-    assert why(failure(stderr=HINT + SIMPLE), replace(failure(after_stop=True), node_rank=1)) is None
 
 
 def test_an_abort_of_the_watchdog_is_known_under_its_stack():

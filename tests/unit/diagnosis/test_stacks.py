@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,17 +126,6 @@ def test_the_odd_rank_comes_first():
         "    train.py:120 in step",
         "    torch/distributed/distributed_c10d.py:2806 in all_reduce",
     ]
-
-
-def test_what_is_suspended_and_has_started_ranks_comes_first():
-    """They may wait for its store, whatever their stacks are."""
-    stacks = [replace(waiting(rank), host="gpu2", starter="torchrun on gpu2 (pid 47)") for rank in (1, 2)]
-    folded = fold([at(0, "a.py:1 in f"), *stacks])
-    assert folded.verdict == "torchrun on gpu2 (pid 47) is suspended"
-    assert folded_lines(folded)[0] == "stacks of 3 ranks on 1 host (torchrun on gpu2 (pid 47) is suspended)"
-    assert folded_lines(folded)[-1].startswith("  fix: find out who suspended it")
-    others = fold([*stacks, replace(waiting(3), host="gpu3", starter="torchrun on gpu3 (pid 8)")])
-    assert others.verdict == "torchrun on gpu2 (pid 47) and torchrun on gpu3 (pid 8) are suspended"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.errors import UsageError
 from launcher.hosts.host import select_hosts
 from launcher.hosts.hostfiles import parse_hostfile
-from launcher.hosts.ranges import expand_ranges, fold_names, fold_runs, split_list
+from launcher.hosts.ranges import expand_ranges, fold_names, split_list
 
 NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
 unhurried = settings(deadline=None)  # a loaded machine is no bug
@@ -223,26 +223,6 @@ def test_names_fold_for_display():
 @pytest.mark.parametrize("name", ["@all", "*", "a!b", "::1", "n[1-2]", ""])
 def test_names_that_clustershell_would_misread_are_only_listed(name):
     assert fold_names(["n2", name, "n1"]) == f"n2,{name},n1"
-
-
-@pytest.mark.parametrize(
-    ("names", "runs"),
-    [
-        ("gpu2 gpu3 gpu1 gpu2x", "gpu[2-3] gpu1 gpu2x"),
-        ("n08 n09 n10 n011", "n[08-10] n011"),
-        ("n8 n9 n10 n0 n01", "n[8-10] n0 n01"),
-        ("a1.lan a2.lan", "a1.lan a2.lan"),
-        ("::1 ::2 10.0.0.1 10.0.0.2", "::1 ::2 10.0.0.[1-2]"),
-    ],
-)
-def test_neighbours_fold_in_their_order(names, runs):
-    assert fold_runs(names.split()) == runs.split()
-
-
-@unhurried
-@given(st.lists(st.from_regex(r"\A[a-z]{1,2}(0{0,2}[0-9]{1,3})?\Z"), max_size=12))
-def test_folded_neighbours_expand_to_the_same_names(names):
-    assert [name for run in fold_runs(sorted(names)) for name in expand_ranges(run)] == sorted(names)
 
 
 @unhurried

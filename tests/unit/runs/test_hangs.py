@@ -40,7 +40,6 @@ def make_taker(said):
 
 def answer(index, local_rank, content=b"", number=1):
     fields = {"number": number, "local_rank": local_rank, "pid": 1, "source": None, "state": None, "wchan": None}
-    fields["starter"] = None
     return Event(index, messages.STACK, {**fields, "reason": "no stack", "content": content}, 0.0)
 
 
