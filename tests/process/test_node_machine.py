@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,23 @@ def test_a_large_script_is_hashed_in_part(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(machine, "_HASHED_BYTES", 10)
     (tmp_path / "train.py").write_bytes(b"x" * 11)
     assert machine.hash_file(str(tmp_path / "train.py")) == hashlib.sha256(b"x" * 10).hexdigest()
+
+
+CFS = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, inf),
+        ({"cpu.max": "max 100000\n"}, inf),
+        ({"cpu.max": "250000 100000\n"}, 2.5),
+        (dict(zip(CFS, ("-1\n", "100000\n"), strict=True)), inf),
+        (dict(zip(CFS, ("400000\n", "100000\n"), strict=True)), 4.0),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: float) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert machine.find_quota(str(tmp_path)) == quota
