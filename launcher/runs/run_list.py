@@ -262,12 +262,13 @@ class RunListEntry:
                 known = {name: value for name, value in self._values.items() if name not in ("state", "missing")}
                 with contextlib.suppress(OSError), path.open("r+b") as file:
                     file.write(json.dumps(known).encode().ljust(path.stat().st_size))
+                    file.flush()
                     os.fsync(file.fileno())
 
-    def replace(self) -> None:
-        """Write all of it, with room for how the run ends; raise OSError."""
+    def replace(self, *, is_synced: bool = True) -> None:
+        """Write all of it, with room for how the run ends; raise OSError. is_synced: wait for the disk."""
         assert self._place is not None  # it is listed
-        replace_private(self._place / CONTROLLER, json.dumps(self._values) + " " * _ROOM_BYTES, is_synced=True)
+        replace_private(self._place / CONTROLLER, json.dumps(self._values) + " " * _ROOM_BYTES, is_synced=is_synced)
 
     def end(self, result: Result) -> None:
         """Write down how the run ended."""
@@ -343,7 +344,7 @@ class RunList:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_private(place / _STOP, " ")  # it is overwritten: the disk may be full by then
             entry = RunListEntry(place, lock, controller)
-            entry.replace()
+            entry.replace(is_synced=False)  # which may take a moment at each start
         except OSError as error:
             if lock is not None:
                 shutil.rmtree(place, ignore_errors=True)
