@@ -44,8 +44,7 @@ __all__ = [
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from launcher.api.questions import check, fetch, free, hosts, runs
-    from launcher.api.run import Run, again, attach, launch, singlenode, stop
+    from launcher.api.run import Run, again, attach, check, fetch, free, hosts, launch, runs, singlenode, stop
     from launcher.api.values import (
         Cause,
         CheckResult,
@@ -70,8 +69,19 @@ else:
 
     # An old Python on a host, and every command, import this file; so the rest is imported when it is used.
     _PLACES = {
-        "api.questions": ("check", "fetch", "free", "hosts", "runs"),
-        "api.run": ("Run", "again", "attach", "launch", "singlenode", "stop"),
+        "api.run": (
+            "Run",
+            "again",
+            "attach",
+            "check",
+            "fetch",
+            "free",
+            "hosts",
+            "launch",
+            "runs",
+            "singlenode",
+            "stop",
+        ),
         "errors": ("ChecksFailed", "Error", "HostFailure", "HostsUnreachable", "UsageError"),
     }
 

@@ -168,4 +168,4 @@ class ChecksFailed(LauncherError):
     ) -> None:
         super().__init__(message, fix)
         self.hosts = hosts  # that the findings name
-        self.findings = findings  # preflight.findings.Finding, or launcher.Finding in a program that uses launcher
+        self.findings = findings  # each a preflight.findings.Finding

@@ -12,7 +12,7 @@ from launcher.wording import count
 
 # As launcher/diagnosis/signatures.py explains the lines of torch and NCCL.
 GPU_FULL, HOST_FULL = "the GPU's memory is full", "the host's main memory is full"
-SHARED = r"ranks \d+ and \d+ use the same GPU"
+SHARED = "two ranks use the same GPU"
 NONE_LEFT = r"0 processes left on \d+ hosts?"
 KILLED = 128 + signal.SIGKILL
 STOPPED = 128 + signal.SIGTERM

@@ -1,4 +1,4 @@
-"""Start a run, follow one that exists, or do something about it: `launch`, `singlenode`, `again`, `attach`, `stop`."""
+"""The functions for programs: those that start a run or follow one, and those that ask about hosts and runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from launcher.api.child import Child, Event, call
-from launcher.api.options import Argv, Word, as_words, script_words
-from launcher.api.values import Line, ListedRun, Result, failure_of, read_result
+from launcher.api.child import Argv, Child, Event, Scalar, Word, as_words, ask, call, list_words, script_words
+from launcher.api.values import (
+    CheckResult,
+    FreeResult,
+    Host,
+    Line,
+    ListedRun,
+    Result,
+    failure_of,
+    read_check,
+    read_free,
+)
 from launcher.errors import UsageError
+from launcher.forms import reader_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # of typing from Python 3.11 on
@@ -76,7 +86,8 @@ class Run:
     def result(self) -> Result | None:
         """How the run ended; None while it runs."""
         event = self._child.events.get("result")
-        return read_result(event) if event is not None and self._child.has_ended else None
+        # What an older launch, or a run that was killed, doesn't say is empty.
+        return reader_of(Result)(event) if event is not None and self._child.has_ended else None
 
     def wait(self, timeout_s: float | None = None, *, check: bool = True) -> Result:
         """Wait until the run has ended and return how; the lines stay for whoever iterates.
@@ -133,7 +144,7 @@ def again(run: AnyRun = None, **options: Unpack[Options]) -> Run:
 
     run: as of `attach`. It returns and raises what `launch` does.
     """
-    return _start(["again", *name_run(run)], options)
+    return _start(["again", *_name_run(run)], options)
 
 
 def attach(run: AnyRun = None, *, controller: str | None = None, ssh_config: File = None) -> Run:
@@ -143,7 +154,7 @@ def attach(run: AnyRun = None, *, controller: str | None = None, ssh_config: Fil
     started on another machine. Leaving the block leaves it running.
     """
     reach = as_words({"controller": controller, "ssh_config": ssh_config})
-    return _begin(Child(["attach", "--json", *reach, *name_run(run)]), reach)
+    return _begin(Child(["attach", "--json", *reach, *_name_run(run)]), reach)
 
 
 def stop(run: AnyRun = None, *, now: bool = False, controller: str | None = None, ssh_config: File = None) -> None:
@@ -151,10 +162,57 @@ def stop(run: AnyRun = None, *, now: bool = False, controller: str | None = None
 
     now: kill the ranks at once, without time to save; controller: as of `attach`.
     """
-    call(["stop", *as_words({"now": now, "controller": controller, "ssh_config": ssh_config}), *name_run(run)])
+    call(["stop", *as_words({"now": now, "controller": controller, "ssh_config": ssh_config}), *_name_run(run)])
 
 
-def name_run(run: AnyRun) -> list[str]:
+def check(argv: Argv = (), **options: Unpack[Options]) -> CheckResult:
+    """Compare the hosts and return what would break a run, as `launch check` does, with its options by their names."""
+    return read_check(ask("check", [*as_words(options), *script_words(argv)]))
+
+
+def free(**options: Unpack[Options]) -> FreeResult:
+    """Return which GPUs of the hosts are free, and who has claimed or uses the others, as `launch free` shows them."""
+    return read_free(ask("free", as_words(options)))
+
+
+def hosts(**options: Unpack[Options]) -> list[Host]:
+    """Return the hosts in rank order as launch reads them, spares last, without contacting them.
+
+    The options are `hosts`, `hostfile`, `include`, `exclude` and others of `launch hosts`.
+    """
+    return [*map(reader_of(Host), ask("hosts", as_words(options)))]
+
+
+def runs(*, all: bool = False, hosts: str | Sequence[str] | None = None, ssh_config: File = None) -> list[ListedRun]:
+    """Return the runs that were started on this machine, the newest first, as `launch ps` lists them.
+
+    all: not only the active ones and the newest 20; hosts: the runs that these hosts control.
+    """
+    return [*map(reader_of(ListedRun), ask("ps", as_words({"all": all, "hosts": hosts, "ssh_config": ssh_config})))]
+
+
+def fetch(
+    run: AnyRun = None, paths: Argv = (), *, all: bool = False, code: bool = False,
+    limit: Scalar | None = None, log_dir: File = None, controller: str | None = None, ssh_config: File = None,
+) -> None:  # fmt: skip
+    """Copy the logs of a run from the host that controls it, or files of its ranks, as `launch fetch` does.
+
+    run: None is the newest one
+    paths: of the ranks' files, such as outputs/, which go to `log_dir`/ID-fetched instead of the logs to `log_dir`/ID
+    all: copy them from all hosts, not only from node 0
+    code: copy the code of the run instead, to paths or else to ID-code
+    limit: of what is copied from each host, such as "2GB"
+    controller: the host that controls the run, if it was started on another machine
+    """
+    given = {
+        "all": all, "code": code, "limit": limit, "log_dir": log_dir, "controller": controller, "ssh_config": ssh_config
+    }  # fmt: skip
+    names = list_words(paths)
+    word = _name_run(run) or (["latest"] if names else [])
+    call(["fetch", *as_words(given), "--", *word, *names])
+
+
+def _name_run(run: AnyRun) -> list[str]:
     """Return the word that names a run; nothing for None."""
     word = run.id if isinstance(run, Run) else run.run if isinstance(run, ListedRun) else run
     return [] if word is None else [word]

@@ -14,6 +14,7 @@ from launcher.errors import (
     UsageError,
 )
 from launcher.forms import reader_of
+from launcher.preflight import findings
 from launcher.runs import run_json, run_rows, run_state
 from launcher.wording import count
 
@@ -34,6 +35,7 @@ class Line:
 
 
 ListedRun = run_rows.RunRow  # of `launch ps`
+Finding = findings.Finding
 Doing = run_state.Doing
 Result = run_json.Result
 Cause = run_json.Cause
@@ -91,16 +93,6 @@ def failure_of(result: Result, messages: Sequence[str]) -> RunFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check found on one or more hosts."""
-
-    severity: Literal["problem", "warning", "note"]
-    hosts: tuple[str, ...]
-    text: str
-    fix: str
-
-
-@dataclass(frozen=True, slots=True)
 class CheckResult:
     """What `launch check` found; facts has all facts of each host that responded, as docs/json.md lists them."""
 
@@ -113,7 +105,7 @@ class CheckResult:
     @property
     def problems(self) -> list[Finding]:
         """The findings that would break a run."""
-        return [finding for finding in self.findings if finding.severity == "problem"]
+        return [finding for finding in self.findings if finding.severity is findings.PROBLEM]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,33 +138,17 @@ class Host:
     source: str  # where the host was named
 
 
-def read_result(event: Mapping[str, Any]) -> Result:
-    """Return the value of a `result` event; what an older launch, or a run that was killed, doesn't say is empty."""
-    result: Result = reader_of(Result)(event)
-    return result
-
-
 def read_check(event: Mapping[str, Any]) -> CheckResult:
     """Return the value of a `check` event."""
-    findings = tuple(map(reader_of(Finding), event["findings"]))
+    found = tuple(map(reader_of(Finding), event["findings"]))
     failures = tuple(map(_read_host_failure, event["unreachable"]))
-    return CheckResult(event["exit_code"], tuple(event["on_all"]), findings, failures, event["hosts"])
+    return CheckResult(event["exit_code"], tuple(event["on_all"]), found, failures, event["hosts"])
 
 
 def read_free(event: Mapping[str, Any]) -> FreeResult:
     """Return the value of a `free` event."""
     failures = tuple(map(_read_host_failure, event["unreachable"]))
     return FreeResult(event["exit_code"], {each["host"]: each for each in event["hosts"]}, failures)
-
-
-def read_hosts(rows: Sequence[Mapping[str, Any]]) -> list[Host]:
-    """Return the hosts of `launch hosts --json`."""
-    return [*map(reader_of(Host), rows)]
-
-
-def read_runs(rows: Sequence[Mapping[str, Any]]) -> list[ListedRun]:
-    """Return the runs of `launch ps --json`."""
-    return [*map(reader_of(ListedRun), rows)]
 
 
 def read_error(event: Mapping[str, Any]) -> LauncherError:
@@ -182,9 +158,9 @@ def read_error(event: Mapping[str, Any]) -> LauncherError:
     if event["unreachable"]:
         error = HostsUnreachable([*map(_read_host_failure, event["unreachable"])])
     elif code == ChecksFailed.exit_code:
-        findings = tuple(map(reader_of(Finding), event["findings"]))
-        hosts = dict.fromkeys(name for finding in findings for name in finding.hosts)
-        error = ChecksFailed(message, fix, hosts=tuple(hosts), findings=findings)
+        found = tuple(map(reader_of(Finding), event["findings"]))
+        hosts = dict.fromkeys(name for finding in found for name in finding.hosts)
+        error = ChecksFailed(message, fix, hosts=tuple(hosts), findings=found)
     else:
         error = make_error(message, fix, code)
     error.args = (event["shown"],)

@@ -14,7 +14,6 @@ from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.session.session import Session
-from launcher.session.signals import Interrupted
 from launcher.sync.contents import Contents
 from launcher.wording import count, duration
 
@@ -26,15 +25,9 @@ async def check(
 
     incidents: what went wrong with hosts in earlier runs; contents: of the job's tree, if it has one.
     """
-    with session.catch_signals():
-        try:
-            inspector = Inspector(job, session, pythons, with_checks=True, incidents=incidents, contents=contents)
-            return await inspector.ask()
-        except Interrupted:
-            session.say_failures()
-            raise
-        finally:
-            await session.stop_all(timeout_s=0)
+    async with session.asking():
+        inspector = Inspector(job, session, pythons, with_checks=True, incidents=incidents, contents=contents)
+        return await inspector.ask()
 
 
 def exit_code(inspection: Inspection) -> int:

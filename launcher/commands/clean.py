@@ -55,26 +55,22 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
 
     At a signal before that, report which hosts have failed so far, and raise Interrupted.
     """
+    timeout_s = 0.0
     with session.catch_signals():
         try:
-            session.open(facts=True, gpus=False, pythons=[], checks=True, planted=True)
+            session.open(facts=True, gpus=False, pythons=[], checks=True)
             await session.pump(lambda: all(state.facts or state.failure for state in session.states))
             found = [(host, process) for host, checks in _checked(session) for process in checks.runs]
             folders = [(host, folder) for host, checks in _checked(session) for folder in checks.folders]
-            planted = [(host, process) for host, checks in _checked(session) for process in checks.planted]
-            for line in [*found_lines(found), *folder_lines(folders), *planted_lines(planted)]:
+            for line in found_lines(found, folders):
                 say(line)
-            adopted = False
-            if not is_dry:
-                adopted = _adopt(session)
+            if not is_dry and _adopt(session):
+                timeout_s = session.settings.timeouts.stop_timeout_s
         except Interrupted:
             session.say_failures()
-            await session.stop_all(timeout_s=0)
             raise
-        except BaseException:
-            await session.stop_all(timeout_s=0)
-            raise
-        census = await session.stop_all(session.settings.timeouts.stop_timeout_s if adopted else 0)
+        finally:
+            census = await session.stop_all(timeout_s)
     kept = () if is_dry else _kept(session, [(host, folder.path) for host, folder in folders])
     return Cleaning(found, session.failures(), census, folders, kept)
 
@@ -113,8 +109,11 @@ def _kept(session: Session, removed: Sequence[tuple[str, str]]) -> list[tuple[st
     return kept
 
 
-def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
-    """Return a line for each run on each host: its leftover processes, or that it is still in progress."""
+def found_lines(found: Sequence[tuple[str, RunProcess]], folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
+    """Return a line for each run on each host: its leftover processes, or that it is in progress; and each directory.
+
+    With a directory is the number of files that are lost with it.
+    """
     runs: dict[tuple[str, str, bool], list[str]] = {}
     for host, process in found:
         names = runs.setdefault((host, process.run_id, process.is_owned), [])
@@ -122,30 +121,12 @@ def found_lines(found: Sequence[tuple[str, RunProcess]]) -> list[str]:
     lines = []
     for (host, run_id, is_owned), names in runs.items():
         noun, state = ("process", " (in progress, left alone)") if is_owned else ("leftover process", "")
-        lines.append(f"  {host}: {count(len(names), noun)} of run {run_id}{state}: {_name_some(names)}")
-    return lines
-
-
-def folder_lines(folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
-    """Return a line for each directory on each host, with the number of files that are lost with it."""
-    lines = []
+        some = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        lines.append(f"  {host}: {count(len(names), noun)} of run {run_id}{state}: {some}")
     for host, folder in folders:
         files = f" ({count(folder.files, 'file')} of its ranks)" if folder.files else ""
         lines.append(f"  {host}: leftover directory: {folder.path}{files}")
     return lines
-
-
-def planted_lines(planted: Sequence[tuple[str, tuple[int, str]]]) -> list[str]:
-    """Return a line for each host with processes that control or start runs: they end by themselves."""
-    hosts: dict[str, list[str]] = {}
-    for host, (pid, name) in planted:
-        hosts.setdefault(host, []).append(f"{pid} ({name})")
-    why = "left alone, as it ends with it or without its launch host"
-    return [f"  {host}: what controls or starts a run ({why}): {_name_some(names)}" for host, names in hosts.items()]
-
-
-def _name_some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def verdict(done: Cleaning, *, is_dry: bool) -> str:
@@ -198,19 +179,10 @@ async def clean_code(session: Session, *, is_dry: bool) -> CodeCleaning:
     def take(event: Event) -> None:
         answers[session.hosts[event.index].name] = event.fields
 
-    with (
-        session.catch_signals(),
-        session.subscribe(messages.PRUNED, take),
-        session.subscribe(messages.UNPLACED, take),
-    ):
-        try:
+    with session.subscribe(messages.PRUNED, take), session.subscribe(messages.UNPLACED, take):
+        async with session.asking():
             session.open(tree={"is_prune": True, "is_dry": is_dry})
             await session.pump(lambda: all(state.failure or state.host in answers for state in session.states))
-        except Interrupted:
-            session.say_failures()
-            raise
-        finally:
-            await session.stop_all(timeout_s=0)
     return CodeCleaning(answers, session.failures())
 
 

@@ -55,22 +55,19 @@ async def execute(session: Session, argv: Sequence[str], workdir: str | None, sa
         cwd=workdir,
         is_short=True,
     )
-    interrupted_by = None
+    interrupted_by, timeout_s = None, 0.0
     with session.catch_signals():
         session.open(start)
         try:
             await session.pump(lambda: all(state.census or state.failure for state in session.states))
-            timeout_s = 0.0
         except Interrupted as interruption:
             interrupted_by = interruption.number
             timeout_s = session.settings.timeouts.stop_timeout_s
             if interrupted_by != signal.SIGPIPE:
                 say(f"launch: stopping the command on {count(len(session.hosts), 'host')} (Ctrl-C again: kill now)")
-        except BaseException:
-            await session.stop_all(timeout_s=0)
-            raise
-        own_codes = _exit_codes(session)
-        census = await session.stop_all(timeout_s)
+        finally:
+            own_codes = _exit_codes(session)
+            census = await session.stop_all(timeout_s)
     if interrupted_by not in (None, signal.SIGPIPE):
         say(f"launch: stopped, {census.describe() or 'nothing was started'}")
     return Execution(_exit_codes(session), session.failures(), census, interrupted_by, own_codes)

@@ -17,9 +17,6 @@ from launcher.node import messages
 from launcher.preflight.claims import describe_claim
 from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib, users_of
 from launcher.session.session import Session
-from launcher.session.signals import Interrupted
-
-_MOST_JOBS = 8  # on the same GPUs, that are named one by one
 
 _Row = tuple[str, str]  # what of a host, and who uses it
 
@@ -90,18 +87,11 @@ class Survey:
 
 async def survey(session: Session) -> Survey:
     """Ask all hosts and disconnect; at a signal, report which have failed so far and raise Interrupted."""
-    states = session.states
-    with session.catch_signals():
-        try:
-            await look(session)
-        except Interrupted:
-            session.say_failures()
-            raise
-        finally:
-            await session.stop_all(timeout_s=0)
+    async with session.asking():
+        await look(session)
     boxes = [
         Box(host, state.facts, tuple(state.claimed["rivals"]), state.claimed["error"])
-        for host, state in zip(session.hosts, states, strict=True)
+        for host, state in zip(session.hosts, session.states, strict=True)
         if state.facts is not None and state.claimed is not None
     ]
     answered = {box.host.name for box in boxes}
@@ -113,16 +103,8 @@ async def look(session: Session) -> None:
     """Ask all hosts for their GPUs, and then who has claimed them."""
     session.open(facts=True, gpus=True, pythons=[])
     await session.pump(lambda: all(state.facts or state.failure for state in session.states))
-    await ask_claims(session)
-
-
-async def ask_claims(session: Session) -> None:
-    """Ask all hosts who has claimed their GPUs."""
-    states = session.states
-    asked = [index for index, state in enumerate(states) if state.failure is None]
-    for index in asked:
-        session.send(index, messages.CLAIM, is_look=True, gpus=[])
-    await session.pump(lambda: all(states[index].claimed or states[index].failure for index in asked))
+    session.send_to_all(messages.CLAIM, is_look=True, gpus=[])
+    await session.pump(lambda: all(state.claimed or state.failure for state in session.states))
 
 
 def table(found: Survey) -> list[str]:
@@ -170,9 +152,7 @@ def _describe_use(gpus: Sequence[Gpu], claims: Sequence[BoxClaim]) -> list[str]:
     for gpu in gpus:
         for process in _unclaimed(gpu, claims):
             jobs.setdefault(_job(process), []).append(process)
-    named = list(jobs.values())
-    others = [process for processes in named[_MOST_JOBS:] for process in processes]
-    texts = [f"{describe_processes(each)}, no claim" for each in [*named[:_MOST_JOBS], *([others] if others else [])]]
+    texts = [f"{describe_processes(each)}, no claim" for each in jobs.values()]
     if gpus[0].fault is not None:
         return [*texts, f"doesn't respond ({gpus[0].fault})"]
     if texts or claims:
@@ -196,24 +176,19 @@ def _job(process: GpuProcess) -> tuple[str | None, ...]:
 
 def _verdict(boxes: Sequence[Box]) -> list[str]:
     """Return how many GPUs are free and, if others aren't, the option that chooses them."""
-    alike: dict[str, list[str]] = {}
-    first: dict[tuple[str, int], str] = {}  # name of each GPU's host
-    doubles, free = [], 0
-    for box in boxes:
-        machine, name = box.facts.machine or box.host.name, box.host.name
-        new = [gpu for gpu in box.gpus if first.setdefault((machine, gpu.index), name) == name]
-        if len(new) < len(box.gpus):
-            doubles.append(f"{name} is the same machine as {first[machine, box.gpus[0].index]}")
-        numbers = [gpu.index for gpu in new if box.state(gpu) == "free"]
-        free += len(numbers)
-        if numbers:
-            alike.setdefault(",".join(map(str, numbers)), []).append(name)
-    total = len(first)
+    total = sum(len(box.gpus) for box in boxes)
     if not total:
         return []
-    choice = "@".join(f"{name}:{gpus}" for gpus, names in alike.items() for name in split_list(fold_names(names)))
-    hint = f": --include {shlex.quote(choice)}" if 0 < free < total else ""
-    return [*doubles, f"{free} of {total} GPUs {'is' if free == 1 else 'are'} free{hint}"]
+    free = {box.host.name: [gpu.index for gpu in box.gpus if box.state(gpu) == "free"] for box in boxes}
+    number = sum(map(len, free.values()))
+    alike: dict[str, list[str]] = {}
+    for name, indexes in free.items():
+        alike.setdefault(",".join(map(str, indexes)), []).append(name)
+    choice = "@".join(
+        f"{name}:{gpus}" for gpus, names in alike.items() if gpus for name in split_list(fold_names(names))
+    )
+    hint = f": --include {shlex.quote(choice)}" if 0 < number < total else ""
+    return [f"{number} of {total} GPUs {'is' if number == 1 else 'are'} free{hint}"]
 
 
 def as_record(found: Survey) -> dict[str, Any]:

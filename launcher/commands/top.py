@@ -22,7 +22,6 @@ from launcher.runs.run_state import Activity
 from launcher.runs.samples import FILE
 from launcher.session.connection import Event
 from launcher.session.session import Session
-from launcher.session.signals import Interrupted
 
 PERIOD_S = 2.0
 _CLAIMS_S = 10.0  # between two looks for claims
@@ -102,29 +101,23 @@ async def watch_hosts(session: Session, show: Show, *, once: bool) -> int:
     """Show what the hosts do until a signal comes, or once; return the exit code: not 0 if a host can't be reached."""
     watch = HostWatch(session)
     period_s = 1.0 if once else PERIOD_S
-    with session.catch_signals():
-        try:
-            await look(session)
-            session.send_to_all(messages.SAMPLE, period_s=period_s)
-            claims_at = time.monotonic()
-            while not (once and watch.has_all):
-                await session.pump(lambda: False, time.monotonic() + (_LOOK_S if once else period_s))
-                for event in session.take_samples():
-                    watch.take(event)
+    async with session.asking():
+        await look(session)
+        session.send_to_all(messages.SAMPLE, period_s=period_s)
+        claims_at = time.monotonic()
+        while not (once and watch.has_all):
+            await session.pump(lambda: False, time.monotonic() + (_LOOK_S if once else period_s))
+            for event in session.take_samples():
+                watch.take(event)
+            if not once:
+                show(watch.find())
+            if time.monotonic() - claims_at >= _CLAIMS_S:
+                claims_at = time.monotonic()
+                session.send_to_all(messages.CLAIM, is_look=True, gpus=[])
+            if all(state.failure is not None for state in session.states):
                 if not once:
-                    show(watch.find())
-                if time.monotonic() - claims_at >= _CLAIMS_S:
-                    claims_at = time.monotonic()
-                    session.send_to_all(messages.CLAIM, is_look=True, gpus=[])
-                if all(state.failure is not None for state in session.states):
-                    if not once:
-                        session.say_failures()  # the screen, which has them, goes now
-                    break
-        except Interrupted:
-            session.say_failures()
-            raise
-        finally:
-            await session.stop_all(timeout_s=0)
+                    session.say_failures()  # the screen, which has them, goes now
+                break
     if once:
         show(watch.find())
     return EXIT_UNREACHABLE if any(state.failure is not None for state in session.states) else 0

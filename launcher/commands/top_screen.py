@@ -4,6 +4,7 @@
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import partial
 from textwrap import wrap
 from typing import Annotated
 
@@ -59,7 +60,7 @@ class RunNow:
 class _Group:
     """GPUs of one host, or of several, that do the same."""
 
-    hosts: tuple[str, ...]
+    hosts: str  # in the first row of them
     gpus: tuple[GpuSample, ...]
     user: str
     ranks: tuple[int, ...]
@@ -91,7 +92,7 @@ def draw(now: RunNow, width: int, height: int | None, title: str = "") -> list[L
     odd = [Line(part, Style.STRONG) for text in texts for part in wrap(f"! {text}", width, subsequent_indent="  ")]
     room = None if height is None else height - len(odd) - bool(title) - 1  # the heads of the columns
     rows: list[_Row] = []
-    for find_rows in (_all_rows, _group_rows, _folded_rows):
+    for find_rows in (partial(_host_rows, is_each=True), _host_rows, _folded_rows):
         rows = [*find_rows(hosts, now.at)]
         if room is None or len(rows) <= room:
             break
@@ -114,28 +115,12 @@ def _standing(now: HostNow) -> float:
     return 1.0 if any((gpu.reasons or 0) & FAULTS for gpu in now.gpus) else 0.0
 
 
-def _all_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:
-    """Yield a row for each GPU, below one for its host."""
-    for name, now in hosts.items():
-        yield from _host_rows(name, now, at)
-        for gpu in now.gpus:
-            yield _gpu_row(_Group(("",), (gpu,), now.users.get(str(gpu.index), ""), _ranks_of(now, [gpu])))
-
-
-def _group_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:
-    """Yield a row for the GPUs of a host that do the same, below one for the host."""
-    for name, now in hosts.items():
-        yield from _host_rows(name, now, at)
-        for group in _group(name, now):
-            yield _gpu_row(_Group(("",), group.gpus, group.user, group.ranks))
-
-
 def _folded_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:
     """Yield a row for the GPUs of all hosts that do the same."""
     alike: dict[tuple[object, ...], list[tuple[str, list[_Group]]]] = {}
     for name, now in hosts.items():
         yield from _troubles(name, now, at)
-        groups = _group(name, now)
+        groups = _group(now)
         if not groups and now.lost is None and now.error is None:
             yield _Row((name, describe_host(now) or "no GPUs"))
         key = tuple((group.user, group.why, len(group.gpus), _is_busy(group.gpus[0])) for group in groups)
@@ -145,16 +130,18 @@ def _folded_rows(hosts: Mapping[str, HostNow], at: float) -> Iterator[_Row]:
         for number, parts in enumerate(zip(*(groups for _, groups in same), strict=True)):
             gpus = tuple(gpu for part in parts for gpu in part.gpus)
             ranks = tuple(sorted(rank for part in parts for rank in part.ranks))
-            yield _gpu_row(_Group(("" if number else names,), gpus, parts[0].user, ranks))
+            yield _gpu_row(_Group("" if number else names, gpus, parts[0].user, ranks))
 
 
-def _group(name: str, now: HostNow) -> list[_Group]:
+def _group(now: HostNow, *, is_each: bool = False) -> list[_Group]:
+    """Return the GPUs of a host that do the same, or each of them."""
     alike: dict[tuple[object, ...], list[GpuSample]] = {}
     for gpu in now.gpus:
         user = now.users.get(str(gpu.index), "")
-        key = gpu.name, user, bool(_ranks_of(now, [gpu])), describe_reasons(gpu.reasons), _is_busy(gpu)
+        ranks, number = _ranks_of(now, [gpu]), gpu.index if is_each else -1
+        key = gpu.name, user, bool(ranks), describe_reasons(gpu.reasons), _is_busy(gpu), number
         alike.setdefault(key, []).append(gpu)
-    return [_Group((name,), tuple(gpus), str(key[1]), _ranks_of(now, gpus)) for key, gpus in alike.items()]
+    return [_Group("", tuple(gpus), str(key[1]), _ranks_of(now, gpus)) for key, gpus in alike.items()]
 
 
 def _is_busy(gpu: GpuSample) -> bool:
@@ -177,11 +164,14 @@ def _troubles(name: str, now: HostNow, at: float) -> Iterator[_Row]:
         yield _Row((name, f"told this {duration(at - now.at)} ago"), Style.STRONG)
 
 
-def _host_rows(name: str, now: HostNow, at: float) -> Iterator[_Row]:
-    yield from _troubles(name, now, at)
-    text = describe_host(now)
-    if text or now.gpus or (now.at and now.lost is None and now.error is None):
-        yield _Row((name, text or ("" if now.gpus else "no GPUs")))
+def _host_rows(hosts: Mapping[str, HostNow], at: float, *, is_each: bool = False) -> Iterator[_Row]:
+    """Yield a row for each GPU, or for those of a host that do the same, below one for the host."""
+    for name, now in hosts.items():
+        yield from _troubles(name, now, at)
+        text = describe_host(now)
+        if text or now.gpus or (now.at and now.lost is None and now.error is None):
+            yield _Row((name, text or ("" if now.gpus else "no GPUs")))
+        yield from map(_gpu_row, _group(now, is_each=is_each))
 
 
 def describe_host(now: HostNow) -> str:
@@ -210,7 +200,7 @@ def _gpu_row(group: _Group) -> _Row:
     limits = {round(gpu.power_limit_w) for gpu in gpus if gpu.power_limit_w}
     clocks = {round(gpu.max_clock_mhz) for gpu in gpus if gpu.max_clock_mhz}
     cells = (
-        fold_names(group.hosts), fold_numbers(sorted({gpu.index for gpu in gpus})),
+        group.hosts, fold_numbers(sorted({gpu.index for gpu in gpus})),
         _span([gpu.utilization for gpu in gpus]),
         _span(used, most),
         _span([gpu.power_w for gpu in gpus], limits),

@@ -200,9 +200,6 @@ class Checks:
     infiniband: Annotated[tuple[str, ...], Most(256)] = ()  # active InfiniBand ports
     runs: tuple[RunProcess, ...] = ()
     folders: tuple[RunFolder, ...] = ()
-    # controllers, agents and what waits for its code, each as `[pid, name]`; always empty: only `launch clean` asks for
-    # them
-    planted: tuple[tuple[Count, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ A Finding is about hosts that respond; a host that doesn't has a HostFailure. `l
 to the screen.
 """
 
-from __future__ import annotations
-
+# The types of fields are looked at by launcher.forms, so annotations are not postponed.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,12 +17,14 @@ from launcher.job.facts import NodeFacts
 from launcher.job.job import Job
 
 
-class Severity(Enum):
-    """What a finding means for a run."""
+class Severity(str, Enum):
+    """What a finding means for a run; a member is a string for programs that use `launcher`."""
 
     PROBLEM = "problem"  # the run would break, so it isn't started
     WARNING = "warning"  # the run may be slow or fail later: it starts after a line about it
     NOTE = "note"  # shown by `launch check` alone
+
+    __str__ = str.__str__
 
     @property
     def rank(self) -> int:

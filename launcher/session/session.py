@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -89,6 +89,18 @@ class Session:
         if on_quit is not None:
             actions[signal.SIGQUIT] = partial(self._pool.call, on_quit)
         return catch_signals(actions)
+
+    @contextlib.asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Let a signal end the block, say then which hosts have failed so far, and hang up in any case."""
+        with self.catch_signals():
+            try:
+                yield
+            except Interrupted:
+                self.say_failures()
+                raise
+            finally:
+                await self.stop_all(timeout_s=0)
 
     def interrupt(self, number: int) -> None:
         """Let `pump` raise Interrupted, as for a signal; from any thread."""

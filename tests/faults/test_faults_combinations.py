@@ -269,11 +269,8 @@ def the_agent_ends(launch: FaultLaunch, running: Running) -> None:
     running.process.kill()
 
 
-def all_ends_and_is_named_meanwhile(launch: FaultLaunch, running: Running) -> None:
-    """`launch clean`, typed where the controller is, names what is there and leaves it alone, whoever started it."""
-    words = ("launch", "clean", "--hosts", "node1", "--ssh-config", str(launch.slurm.cluster.ssh_config))
-    done = launch.slurm.run(*words, host="node1")
-    assert re.search(r"node1: what controls or starts a run \(left alone, ", done.stdout + done.stderr), done
+def all_ends(launch: FaultLaunch, running: Running) -> None:
+    """The controller and its agents, by themselves."""
     assert wait_until(lambda: not any(map(names, launch.hosts)), poll_s=CENSUS_POLL_S), list(map(names, launch.hosts))
     assert not list(launch.logs.glob("2*")), "a run that never started leaves no logs"
     running.process.kill()
@@ -382,7 +379,7 @@ def compare_logs(launch: FaultLaunch, name: str, copy: str) -> None:
 ROWS = {
     "ordering-host-cut": Combination((*CONNECT, *ranks()), ordering, cut_last, the_agent_ends),
     "planting-power": Combination(
-        (*CONNECT, *RESTARTS, *ranks()), planting, cut_login, all_ends_and_is_named_meanwhile
+        (*CONNECT, *RESTARTS, *ranks()), planting, cut_login, all_ends
     ),
     "starting-host-cut": Combination(
         (*RESTARTS, *short_silence(), *ranks()), starting, cut_last, the_start_fails

@@ -23,7 +23,7 @@ from machines.processes import list_pids, list_processes, read_command, read_nam
 
 import launcher
 from launcher.api import child
-from launcher.api.options import as_words
+from launcher.api.child import as_words
 from launcher.api.values import read_free
 from launcher.runs.run_list import RemoteRun, RunList, Way
 
@@ -325,7 +325,7 @@ def test_an_exception_ends_the_run_and_stays_what_it_is() -> None:
 
 
 def test_ctrl_c() -> None:
-    """The program gets it alone, as in Jupyter; the block ends the run, and the interrupt is the user's own."""
+    """All of its process group get it, as from a terminal or Jupyter, and `launch` once, from the block that ends."""
     program = start_program(f"""
         import launcher, sys
         try:
@@ -334,10 +334,10 @@ def test_ctrl_c() -> None:
                 run.wait()
         except KeyboardInterrupt as interrupt:
             print(interrupt.__context__, run.messages[-1], run.result.exit_code)
-    """)
+    """, start_new_session=True)  # fmt: skip
     assert program.stdout is not None
     assert read_pids(program.stdout.readline())
-    program.send_signal(signal.SIGINT)
+    os.killpg(program.pid, signal.SIGINT)
     said, _ = program.communicate(timeout=DEADLINE_S)
     assert re.search(r"None launch: stopped by you after .*, 0 processes left on 1 host 130\n", said)
     assert not find_ranks()
@@ -402,45 +402,3 @@ def test_a_program_that_ends_without_a_block() -> None:
     program.communicate(timeout=DEADLINE_S)
     assert program.returncode == 0
     assert wait_until(lambda: not find_ranks())
-
-
-# ---- where a program may be -----------------------------------------------------------------------------------------
-
-
-def test_a_kernel_of_jupyter() -> None:
-    """An interrupt of the kernel ends the cell and the run, and the next cell sees how."""
-    reason = "pip install ipykernel jupyter_client"
-    pytest.importorskip("ipykernel", reason=reason)
-    manager = pytest.importorskip("jupyter_client.manager", reason=reason)
-    kernel, client = manager.start_new_kernel(
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        startup_timeout=DEADLINE_S,
-    )
-    try:
-        said: list[str] = []
-        cell = f"""
-            import launcher
-            with launcher.singlenode({WAITS}, **{RANKS}) as run:
-                for line in run:
-                    print(line.text, flush=True)
-        """
-
-        def take(message: dict[str, Any]) -> None:
-            is_first = "ready" not in "".join(said)  # a second interrupt would be another one
-            said.append(message["content"].get("text", ""))
-            if is_first and "ready" in said[-1]:
-                kernel.interrupt_kernel()
-
-        reply = client.execute_interactive(textwrap.dedent(cell), timeout=DEADLINE_S, output_hook=take)
-        assert read_pids("".join(said))
-        assert reply["content"]["ename"] == "KeyboardInterrupt"
-        assert not find_ranks()
-        shown: list[str] = []
-        client.execute_interactive(
-            "print(run.result.exit_code)", timeout=DEADLINE_S,
-            output_hook=lambda message: shown.append(message["content"].get("text", "")),
-        )  # fmt: skip
-        assert "".join(shown) == "130\n"
-    finally:
-        client.stop_channels()
-        kernel.shutdown_kernel(now=True)

@@ -44,21 +44,6 @@ def test_the_table_of_some_parts() -> None:
     assert counts.startswith("1 not run, 1 on CPUs; ")
 
 
-def test_what_a_command_printed_and_how_it_ended(trial: Trial) -> None:
-    done = trial.start(["sh", "-c", "echo out; echo 'why: full' >&2; exit 3"]).finish()
-    assert done.require("why: (.*)", 3)[1] == "full"
-    with pytest.raises(PartError, match="exit code 3 instead of 0: why: full"):
-        done.require("why", 0)
-    with pytest.raises(PartError, match="exit code 1: ValueError: no"):
-        trial.execute(["sh", "-c", "echo 'ValueError: no' >&2; echo ===== >&2; exit 1"])
-    with pytest.raises(PartError, match="nothing matches 'missing'; last line: why: full"):
-        done.find("missing")
-    with pytest.raises(PartError, match="ended before 'never' was printed; last line: out"):
-        trial.start(["echo", "out"]).wait_for("never")
-    assert trial.tail() == ["out"]
-    assert trial.close() == []
-
-
 def test_a_part_that_takes_too_long_ends_with_all_that_it_started(trial: Trial) -> None:
     running = trial.start(["sh", "-c", "trap '' TERM; sleep 600 & echo child $!; wait"])
     child = int(running.wait_for(r"child (\d+)")[0][1])
@@ -71,16 +56,3 @@ def test_a_part_that_takes_too_long_ends_with_all_that_it_started(trial: Trial) 
     assert late.close() == []
     assert running.process.returncode == -signal.SIGKILL
     wait_until(lambda: not is_alive(child))
-
-
-def test_a_process_of_a_run_that_is_left_is_found_and_killed(trial: Trial) -> None:
-    (trial.folder / "logs" / "20261120-091233").mkdir(parents=True)
-    mark = {**os.environ, "LAUNCH_MARK": "20261120-091233.1.0"}
-    left = subprocess.Popen(["sleep", "600"], env=mark, start_new_session=True)
-    try:
-        wait_until(lambda: b"LAUNCH_MARK" in Path(f"/proc/{left.pid}/environ").read_bytes())
-        assert trial.close() == [left.pid]
-        assert left.wait(DEADLINE_S) == -signal.SIGKILL
-    finally:
-        left.kill()
-        left.wait()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,8 +31,6 @@ from node_process import (
 
 from launcher.node import messages
 from launcher.node.facts import leftovers
-from launcher.transports import bootstrap
-from launcher.transports.archives import pack_node
 
 NOBODY = 65534
 # Its child has no environment.
@@ -143,37 +140,6 @@ def test_a_run_whose_helpers_are_all_suspended_is_found_and_ended(nodes: Nodes) 
     assert cleaner.stop() == []
     wait_until(lambda: not any(map(is_alive, [*keepers, *lost.told_pids])))
     assert not lost.folder.exists()
-
-
-def test_what_waits_for_its_code_or_its_order_is_named_if_asked(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guardians and supervisors are not: they show by their runs. What has just begun is another command's login."""
-    command = ["/bin/sh", "-c", bootstrap.loader_command(sys.executable, "nonce", pack_node())]
-    waiting = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
-    since = time.monotonic()
-    try:
-        for each in waiting:
-            assert each.stdout is not None
-            each.stdout.readline()
-        assert waiting[1].stdin is not None
-        waiting[1].stdin.write(bootstrap.start_code(bootstrap.AGENT, pack_node(), is_kept=False))
-        waiting[1].stdin.flush()
-        wait_until(lambda: Path(f"/proc/{waiting[1].pid}/comm").read_text() == "launch-agent\n")
-        live = nodes.start()
-        live.prepare()
-        node = nodes.start()
-        wait_until(lambda: time.monotonic() - since > leftovers.START_S + 0.1)
-        node.prepare(facts=True, checks=True, pythons=[], gpus=False, planted=True)
-        planted = dict(node.wait_for(messages.FACTS)["checks"]["planted"])
-        assert planted[waiting[0].pid].startswith("python")
-        assert planted[waiting[1].pid] == "launch-agent"
-        assert not {live.guardian.pid, live.supervisor, node.guardian.pid, node.supervisor} & set(planted)
-        monkeypatch.setattr(leftovers, "START_S", NEVER_S)
-        planted = dict(leftovers.find_planted())
-        assert waiting[0].pid not in planted, "it has only begun, if that takes so long"
-        assert planted[waiting[1].pid] == "launch-agent"
-    finally:
-        for each in waiting:
-            each.communicate()
 
 
 def test_only_what_was_adopted_is_ended(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

@@ -29,9 +29,7 @@ print(utc_offset(), local_time({BEFORE}), iso_time({BEFORE} + 1), sep="|")
 @pytest.mark.parametrize(
     ("zone", "offset", "local", "iso"),
     [
-        ("UTC", "+00:00", "2026-10-25 00:59:59.999", "2026-10-25T01:00:00.999+00:00"),
         ("CET-1CEST,0/0,365/24", "+02:00", "2026-10-25 02:59:59.999", "2026-10-25T03:00:00.999+02:00"),
-        ("IST-5:30", "+05:30", "2026-10-25 06:29:59.999", "2026-10-25T06:30:00.999+05:30"),
         ("NST3:30", "-03:30", "2026-10-24 21:29:59.999", "2026-10-24T21:30:00.999-03:30"),
     ],
 )
@@ -45,13 +43,10 @@ def test_a_time_has_the_offset_of_the_start(zone: str, offset: str, local: str, 
 @pytest.mark.parametrize(
     ("zone", "text", "now", "at", "shown"),
     [
-        ("UTC", "18:00", NOON, NOON + 6 * HOUR, "18:00"),
         ("UTC", "12:00", NOON, NOON + 24 * HOUR, "2026-10-25 12:00"),
         ("UTC", "12:00", NOON - 0.5, NOON, "12:00"),
-        ("UTC", "9:05", NOON, NOON + 21 * HOUR + 300, "2026-10-25 09:05"),
         ("UTC", "2026-10-24 11:00", NOON, NOON - HOUR, "11:00"),
         ("UTC", "2026-11-01T00:30", NOON, NOON + 7 * 24 * HOUR + 12.5 * HOUR, "2026-11-01 00:30"),
-        ("IST-5:30", "18:00", NOON, NOON + HOUR / 2, "18:00"),
         ("IST-5:30", "17:30", NOON, NOON + 24 * HOUR, "2026-10-25 17:30"),
         (BERLIN, "14:00", NOON, NOON + 25 * HOUR, "2026-10-25 14:00"),  # that day has 25 hours
         (BERLIN, "2:30", NOON + 13 * HOUR + 600, NOON + 13.5 * HOUR, "02:30"),  # for the second time that night

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -52,25 +51,7 @@ def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
     assert {source.partition("/")[0] for source in sources} == {rule[1:] for rule in rules if rule.startswith("!")}
 
 
-def test_docker_exec_in_the_readme_names_containers_that_exist(services: dict[str, Any]) -> None:
-    typed = re.findall(
-        r"\| `docker exec (\S+) .*` \| `docker exec (?:--user (\w+) )?(\S+) .*` \|$",
-        (DOCKER / "README.md").read_text(), re.MULTILINE,
-    )  # fmt: skip
-    assert len(typed) == 5
-    assert {name for known, _, container in typed for name in (known, container)} <= services.keys()
-    assert {user for _, user, _ in typed} == {"", "trainer"}
-
-
 def test_the_image_has_the_torch_that_the_constraints_name() -> None:
     installs = re.findall(r"^RUN python -m pip install (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     assert len(installs) == 2
     assert all(words.startswith("--constraint constraints.txt ") for words in installs)
-
-
-@pytest.mark.parametrize("words", [[], ["heads"]])
-def test_the_entry_script_says_how_it_is_called(words: list[str]) -> None:
-    done = subprocess.run([DOCKER / "entrypoint.sh", *words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Usage: entrypoint.sh head|node|healthy\n")
-    assert done.stderr.endswith("when one of its daemons exits.\n")

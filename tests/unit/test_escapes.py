@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
-from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.escapes import clean, one_line
-from launcher.output.display import PrefixDisplay
-from launcher.output.lines import STDOUT, LineStream
-from launcher.output.output_streams import OutputStreams
 
 RED, PLAIN = "\x1b[31m", "\x1b[0m"
 BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -59,16 +55,6 @@ COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 )
 def test_what_is_shown_of_a_text(text: str, shown: str) -> None:
     assert clean(text.encode()).decode() == shown
-
-
-@pytest.mark.parametrize(
-    "text",
-    [b"\xc2\xc2\x80\x9b2J", b"\xc2\x07\x9b2J", b"\xc2\x1b[2J\x9b2J", b"\xc2\x1b[31m\x9b2J", b"\xc2\x1b]0;t\x07\x9b2J"],
-)
-def test_what_is_taken_out_leaves_no_control_behind(text: bytes) -> None:
-    shown = clean(text).decode()
-    assert "\x9b" not in shown
-    assert shown.replace(RED, "").replace(PLAIN, "").endswith("\ufffd2J")
 
 
 def test_bytes_that_are_no_utf8_are_no_controls_either() -> None:
@@ -125,19 +111,6 @@ letters = st.characters(exclude_categories=["Cc", "Cs"], exclude_characters=BIDI
 @given(st.text(letters, max_size=60))
 def test_every_letter_is_shown(text: str) -> None:
     assert clean(text.encode()).decode() == text
-
-
-@given(texts, st.lists(st.integers(0), max_size=12))
-def test_a_screen_shows_the_same_in_whatever_pieces_it_comes(text: bytes, cuts: list[int]) -> None:
-    data = text.replace(b"\r", b"") + b"\n"  # which state of a progress bar is shown, is a matter of time
-    display = PrefixDisplay(["gpu1"], OutputStreams(frozenset([STDOUT]), is_one_file=False, with_color=False))
-    lines, shown = LineStream(), b""
-    borders = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
-    for start, end in pairwise(borders):
-        _, screen = lines.feed(data[start:end])
-        shown += display.render("gpu1", 0, STDOUT, screen) if screen else b""
-    assert shown == display.render("gpu1", 0, STDOUT, data)
-    assert faults_of(shown.decode()) == []
 
 
 @given(st.text(max_size=80), st.integers(1, 50))

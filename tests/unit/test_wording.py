@@ -10,17 +10,12 @@ from launcher.wording import count, duration, fold_ranks, listed, nearest, size,
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0, "0.0 s"),
         (0.44, "0.4 s"),
         (9.94, "9.9 s"),
-        (10, "10 s"),
-        (59.4, "59 s"),
         (59.6, "1 min 00 s"),
-        (242, "4 min 02 s"),
         (751, "12 min 31 s"),
         (3599.7, "1 h 00 min"),
         (10925, "3 h 02 min"),
-        (360000, "100 h 00 min"),
     ],
 )
 def test_durations(seconds, words):
@@ -31,15 +26,11 @@ def test_durations(seconds, words):
     ("size_bytes", "words"),
     [
         (0, "0 bytes"),
-        (1, "1 byte"),
         (999, "999 bytes"),
         (1000, "1.0 kB"),
-        (9_949, "9.9 kB"),
         (9_950, "10 kB"),
-        (14_300, "14 kB"),
         (999_499, "999 kB"),
         (999_500, "1.0 MB"),
-        (1_840_000, "1.8 MB"),
         (41_000_000_000, "41 GB"),
         (5 * 10**15, "5000 TB"),
     ],

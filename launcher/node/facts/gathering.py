@@ -57,7 +57,6 @@ def _gather_checks(wanted: dict[str, Any], folder: str) -> dict[str, Any]:
         "infiniband": network.list_infiniband(),
         "runs": runs,
         "folders": run_folders.find_folders(runs),
-        "planted": leftovers.find_planted() if wanted.get("planted") else [],
     }
 
 

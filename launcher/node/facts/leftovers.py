@@ -1,4 +1,4 @@
-"""The processes that other runs have on this node, and the controllers and agents that `launch` has started here.
+"""The processes that other runs have on this node.
 
 Each process of a run belongs to one that is still active, or is left over: its guardian and supervisor are gone. For
 the directories of such runs, see `processes.run_folders`.
@@ -10,13 +10,11 @@ import os
 import re
 from typing import Any
 
-from launcher.node import clock, system
+from launcher.node import system
 from launcher.node.processes import proc, run_folders, run_owner, workers
 
 _LOADER = b'"~launch '  # part of the command line of every program that launch sends
-_PLANTED = ("launch", "launch-agent")  # what such a program may call itself
 _MARK = re.compile(r"([^.]+\.[0-9a-f]+)(?:\.|$)")
-START_S = 2.0  # from the login of any command until its code has come
 
 
 def find_runs(own_mark: str) -> list[dict[str, Any]]:
@@ -36,37 +34,6 @@ def find_runs(own_mark: str) -> list[dict[str, Any]]:
         for process, mark in found
         if mark in owned or _has_folder(process.pid, mark)
     ]
-
-
-def find_planted() -> list[list[Any]]:
-    """Return controllers and agents of this user, and what waits for its code: pid and name.
-
-    They have no mark, and need none: they end by themselves with the run, or when its launch host falls silent first.
-    The agent by which this process was started isn't among them.
-    """
-    everything = proc.read_all()
-    own = everything.get(os.getpid())
-    while own is not None:
-        own = everything.get(everything.pop(own.pid).ppid)
-    found = [
-        each
-        for each in everything.values()
-        if (each.name in _PLANTED or each.name.startswith("python"))
-        and _LOADER in proc.read_command_line(each.pid)
-        and _is_ours(each.pid)
-        and _is_of_this_machine(each.pid)
-    ]
-    pids, parents = {each.pid for each in found}, {each.ppid for each in found}
-    return [
-        [each.pid, each.name]
-        for each in found
-        # Guardian and supervisor are parent and child; each host's begin as one process that waits for its code.
-        if each.name in _PLANTED or (each.pid not in parents and each.ppid not in pids and _age_s(each) > START_S)
-    ]
-
-
-def _age_s(process: proc.Process) -> float:
-    return clock.boottime() - process.started / os.sysconf("SC_CLK_TCK")
 
 
 def _run_of(mark: str) -> str:

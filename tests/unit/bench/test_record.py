@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 import sys
 from collections.abc import Iterator
@@ -79,26 +78,6 @@ def test_a_missing_row_is_an_error_before_anything_is_measured(monkeypatch: pyte
     record.require_rows(kept)
     with pytest.raises(SystemExit, match="no row for 64 idle hosts; fix: python -m bench record idle"):
         record.require_rows({name: each for name, each in kept.items() if name != "64 idle hosts"})
-
-
-def test_turns_are_repeated_until_the_median_is_known() -> None:
-    values = iter([1.4, 1.8, 1.4, 1.8, 1.4, *[1.5] * 20])
-    (found,) = record.take_turns(lambda: {"x": next(values)}).values()
-    assert record.LEAST_TURNS < found.turns < record.MOST_TURNS and found.spread <= record.TIGHT
-    turns = iter([1.0, 9.0] * 20)
-    (wild,) = record.take_turns(lambda: {"x": next(turns)}).values()
-    assert wild.turns == record.MOST_TURNS and wild.spread > record.TIGHT
-
-
-def test_the_oldest_row_is_named() -> None:
-    kept = {"new": row(1.0), "old": Row(1.0, 0.0, 5, "2026-11-01", "77ab", MACHINE)}
-    said = record.describe_age(kept, datetime.date(2026, 11, 28))
-    assert said == f"bench: the oldest row is 'old', 27 days old (77ab, {MACHINE})"
-
-
-def test_an_unknown_measure_is_one_line() -> None:
-    with pytest.raises(SystemExit, match="bench: no measure 'strat'; fix: choose from start, lines, idle, stop"):
-        record.main(["strat"])
 
 
 @pytest.mark.parametrize("words", [["--help"], ["record", "-h"], ["start", "--help"]])

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from launcher.api.options import as_words
+from launcher.api.child import as_words
 from launcher.cli.command_table import COMMANDS, load_command
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option, Request

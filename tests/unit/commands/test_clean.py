@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.commands.clean import Cleaning, folder_lines, found_lines, kept_lines, planted_lines, verdict
+from launcher.commands.clean import Cleaning, found_lines, kept_lines, verdict
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.facts import RunFolder, RunProcess
 from launcher.session.node_state import Census
@@ -23,34 +23,23 @@ def test_a_line_for_each_run_on_each_host():
         ("gpu1", left(9, "python", "20261119-200000.cd34.0", is_owned=True)),
         *[("gpu2", left(pid, mark=RUN.replace(".0", ".1"))) for pid in range(11, 17)],
     ]
-    assert found_lines(found) == [
+    assert found_lines(found, []) == [
         "  gpu1: 2 leftover processes of run 20261120-091233: 7 (python), 8 (sleep)",
         "  gpu1: 1 process of run 20261119-200000 (in progress, left alone): 9 (python)",
         "  gpu2: 6 leftover processes of run 20261120-091233: "
         "11 (python), 12 (python), 13 (python), 14 (python) and 2 more",
     ]
-    assert found_lines([]) == []
 
 
 def test_a_line_for_each_directory_on_each_host():
     path = "/tmp/launch-20261120-091233-ab12cd34"
     found = [("gpu1", RunFolder(path, "20261120-091233", 2)), ("gpu2", RunFolder(path, "20261120-091233"))]
-    assert folder_lines(found) == [
+    assert found_lines([], found) == [
         f"  gpu1: leftover directory: {path} (2 files of its ranks)",
         f"  gpu2: leftover directory: {path}",
     ]
     assert kept_lines([("gpu1", path, "files/dump: Permission denied")]) == [
         f"  gpu1: {path} is still there: files/dump: Permission denied"
-    ]
-
-
-def test_a_line_for_what_was_planted_on_each_host():
-    planted = [("gpu1", (pid, "launch-agent")) for pid in range(1, 7)] + [("gpu2", (7, "launch-agent"))]
-    assert planted_lines(planted) == [
-        "  gpu1: what controls or starts a run (left alone, as it ends with it or without its launch host): "
-        "1 (launch-agent), 2 (launch-agent), 3 (launch-agent), 4 (launch-agent) and 2 more",
-        "  gpu2: what controls or starts a run (left alone, as it ends with it or without its launch host): "
-        "7 (launch-agent)",
     ]
 
 

@@ -117,14 +117,6 @@ def test_tables(boxes: tuple[Box, ...], lines: list[str]) -> None:
     assert Survey(boxes, (), NOW).exit_code == 0
 
 
-def test_two_names_of_one_machine_have_its_gpus_once() -> None:
-    boxes = [replace(each, facts=replace(each.facts, machine="m")) for each in (box("gpu1", ANN), box("10.0.0.1", ANN))]
-    assert table(Survey(boxes, (), NOW))[-2:] == [
-        "10.0.0.1 is the same machine as gpu1",
-        "4 of 8 GPUs are free: --include gpu1:0,1,2,3",
-    ]
-
-
 def test_a_host_that_cant_be_reached_and_a_container() -> None:
     chosen = Box(Host("gpu1", gpus=(1, 2)), facts(gpus=GPUS), (), "it is a container")
     found = Survey((chosen,), (OFF,), NOW)

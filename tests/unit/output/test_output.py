@@ -21,9 +21,7 @@ from hypothesis import strategies as st
 from machines.logs import open_log
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 
-from launcher.cli.error_lines import show_error, tell
 from launcher.clock import iso_time
-from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.output.console import Console, Folds
 from launcher.output.display import PrefixDisplay, json_lines
@@ -252,33 +250,6 @@ def render(host, rank, lines, *, hosts=("gpu1", "gpu2"), is_terminal=False, with
 )
 def test_every_line_carries_host_and_rank(host, rank, with_color, shown):
     assert render(host, rank, b"a\n\nb\n", is_terminal=with_color, with_color=with_color) == shown
-
-
-def test_more_hosts_than_colors():
-    hosts = [f"n{number}" for number in range(11)]
-    shown = [render(host, None, b"\n", hosts=hosts, is_terminal=True, with_color=True) for host in hosts]
-    blocks = [block.replace(host.encode(), b"") for block, host in zip(shown, hosts, strict=True)]
-    assert (len(set(blocks)), blocks[10]) == (10, blocks[0])
-
-
-CONTROLS = [
-    (b"\x1b[1;31mred\x1b[0m\x1b[m\n", b"\x1b[1;31mred\x1b[0m\x1b[m\n"),  # color is welcome
-    (b"one\n\x1b[3Atwo\n", b"one\ntwo\n"),
-    (b"cut off: \x1b[12;\nnext\n", b"cut off: 12;\nnext\n"),
-]
-
-
-@pytest.mark.parametrize(("line", "shown"), CONTROLS)
-def test_a_rank_can_not_steer_the_terminal(line, shown):
-    rendered = render("gpu1", 0, line, is_terminal=True)
-    assert rendered.replace(b"[gpu1:0] ", b"") == shown
-
-
-@pytest.mark.parametrize("line", [b"lost\x1b\nnext\n", b"last\x1b\n", b"a\x1b]0;no end\nsecond\nthird\n"])
-def test_a_torn_escape_sequence_swallows_no_line(line):
-    rendered = render("gpu1", 0, line, is_terminal=True)
-    assert rendered.count(b"[gpu1:0] ") == line.count(b"\n")
-    assert all(word in rendered for word in re.findall(rb"lost|next|last|second|third", line))
 
 
 def test_lines_as_json():
@@ -543,13 +514,6 @@ def test_a_message_on_a_terminal_has_weight(screen, monkeypatch, style, no_color
         assert read() == shown % FAILED.encode()
 
 
-def test_a_message_in_a_file_is_plain(capfd):
-    console = Console([], find_streams(os.environ))
-    console.say(FAILED, Style.FAILURE)
-    console.close()
-    assert capfd.readouterr().err == f"{FAILED}\n"
-
-
 def test_json_stays_what_it_was(capfd):
     console = Console([], find_streams(os.environ), as_json=True)
     console.emit("result", text="\x1b[2J\x9b é")
@@ -631,14 +595,6 @@ def test_output_that_was_folded_does_not_steer_a_terminal(screen, capfd, is_term
         console.close()
         shown = read() if is_terminal else capfd.readouterr().out.encode()
     assert shown == b"---- gpu1 ----\n" + (STEERED if is_terminal else STEERING)
-
-
-@pytest.mark.parametrize(
-    "say", [tell, lambda text: show_error(HostsUnreachable([HostFailure("a", HostFailureKind.SSH, text)]))]
-)
-def test_words_without_a_console_do_not_steer_a_terminal_either(capsys, say):
-    say("\x1b[2J\x9b2J\x07a\rname")
-    assert re.search(r"[^ -~\n]", capsys.readouterr().err) is None
 
 
 def test_a_pager_that_was_quit_ends_nothing(pipe, capfd):
