@@ -109,14 +109,6 @@ def test_lines_messages_files_and_the_result(capfd: pytest.CaptureFixture[str]) 
         launcher.fetch(run, "none")
 
 
-def test_a_line_is_a_value() -> None:
-    line = launcher.Line("gpu1", None, "stderr", "text")
-    assert str(line) == "[gpu1] text"
-    assert {line: 1}[launcher.Line("gpu1", None, "stderr", "text")] == 1
-    with pytest.raises(AttributeError):
-        line.text = "other"  # type: ignore[misc]
-
-
 @forked
 def test_whoever_does_not_read_does_not_stall_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written is more than all buffers hold; the lines that are kept are the last ones."""

@@ -131,10 +131,5 @@ def test_a_record_tells_all_and_comes_back_from_json():
         ],
     }
     assert list(read["hosts"]) == ["gpu1", "gpu2"]
-    assert read["hosts"]["gpu1"]["checks"]["disks"] == {"/data": 5, "/tmp": None}
-    assert read["hosts"]["gpu1"]["checks"]["runs"][0] == {
-        "pid": 7, "name": "python", "mark": "run.a.0", "is_owned": False,
-    }  # fmt: skip
     assert read["hosts"]["gpu1"]["gpus"][0]["processes"][0]["owner"] == "ann"
-    assert read["hosts"]["gpu1"]["probes"]["tried"][0]["error"] == "refused"
     assert read["hosts"]["gpu2"]["checks"] is None
