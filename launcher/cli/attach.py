@@ -16,7 +16,7 @@ from launcher.cli.options.request import AS_JSON, RUN, RUN_PLACE
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.errors import LauncherError
-from launcher.output.log_reader import Choice, JsonPrinter, LogPrinter, RunLogs, ScreenPrinter, follow
+from launcher.output.log_reader import Choice, LogPrinter, RunLogs, as_objects, as_shown, follow
 from launcher.runs.run_list import ListedRun
 
 _LAST_LINES = 20
@@ -66,10 +66,10 @@ def attach(run: ListedRun, *, as_json: bool = False, host: str | None = None) ->
         doing = f"; {doing}" if (doing := find_doing(run)) else ""
         tell(f"launch: watching {title}, which {host} controls{doing}; Ctrl-C leaves it running")
     record, streams = run.read_record(), own_streams()
-    printer: LogPrinter = ScreenPrinter(streams, record.all_hosts)
+    form = as_objects(record.utc_offset) if as_json else as_shown(streams, record.all_hosts)
+    printer = LogPrinter(streams, form)
     if as_json:
         _emit("attached", run, controller=host, logs=run.controller.folder)
-        printer = JsonPrinter(streams, record.utc_offset)
     logs = RunLogs(run.folder, record.all_hosts, Choice(), _TAIL_BYTES)
     try:
         for line in deque(logs.read(), _LAST_LINES):

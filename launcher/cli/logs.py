@@ -14,7 +14,7 @@ from launcher.cli.options.request import AGO, RUN, RUN_PLACE, Option
 from launcher.cli.options.sources import gather
 from launcher.commands.run_answers import is_running
 from launcher.errors import EXIT_FAILED
-from launcher.output.log_reader import Choice, ExactPrinter, LogPrinter, RunLogs, find_since
+from launcher.output.log_reader import Choice, LogPrinter, RunLogs, as_logged, as_written, find_since
 from launcher.output.log_reader import follow as keep_printing
 from launcher.runs.run_list import RemoteRun
 
@@ -46,7 +46,7 @@ def command(
     record = found.read_record()
     stamp = None if since is None else find_since(since, record.utc_offset, datetime.now(timezone.utc))
     logs = RunLogs(folder, record.all_hosts, Choice(node, rank, attempt, stamp))
-    printer = LogPrinter(own_streams()) if rank is None else ExactPrinter(own_streams())
+    printer = LogPrinter(own_streams(), as_logged if rank is None else as_written)
     try:
         keep_printing(logs, printer, lambda: follow and is_running(found))
     except KeyboardInterrupt:

@@ -195,80 +195,71 @@ def find_since(ago_s: float, utc_offset: str, now: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}"
 
 
+Form = Callable[[LogLine], tuple[int, bytes]]  # the stream to write to, and what
+
+
+def as_logged(line: LogLine) -> tuple[int, bytes]:
+    """Return a line as it stands in its log."""
+    return STDOUT, line.raw + b"\n"
+
+
+def as_written(line: LogLine) -> tuple[int, bytes]:
+    """Return what a rank wrote, without a newline if it had none, for the stream to which it wrote."""
+    return STDERR if line.is_stderr else STDOUT, line.content
+
+
+def as_objects(utc_offset: str) -> Form:
+    """Return what makes an object of --json of a line, with a message of `launch` as it is; utc_offset: of stamps."""
+
+    def show(line: LogLine) -> tuple[int, bytes]:
+        if line.host is None:
+            return STDERR, line.text + b"\n"
+        at, stream = line.stamp.replace(" ", "T") + utc_offset, STDERR if line.is_stderr else STDOUT
+        return STDOUT, json_lines(at, line.host, line.rank, stream, line.text + b"\n")
+
+    return show
+
+
+def as_shown(streams: OutputStreams, hosts: Iterable[str]) -> Form:
+    """Return what shows the lines of a run as the terminal where it was started would."""
+    display, bars = PrefixDisplay(list(dict.fromkeys(hosts)), streams), BarTurn()
+    ranks: dict[tuple[str | None, int, bool], LineStream] = {}
+
+    def show(line: LogLine) -> tuple[int, bytes]:
+        fd, shown = STDERR if line.is_stderr else STDOUT, line.text + b"\n"
+        if line.rank is not None:
+            stream = line.host, line.rank, line.is_stderr
+            if stream not in ranks:
+                ranks[stream] = LineStream(bars, line.rank)
+            # A part of a line, which may be the last one, is shown at once.
+            is_part = not line.is_whole and b"\r" not in line.text
+            _, shown = ranks[stream].feed(shown if is_part else line.content)
+        return fd, display.render(line.host, line.rank, fd, shown) if shown and line.host is not None else shown
+
+    return show
+
+
 class LogPrinter:
     """Writes lines to stdout and stderr; a closed pipe, as behind `| head`, raises BrokenPipeError."""
 
-    def __init__(self, streams: OutputStreams) -> None:
+    def __init__(self, streams: OutputStreams, form: Form) -> None:
         self._buffers = {STDOUT: sys.stdout.buffer, STDERR: sys.stderr.buffer}
         self._streams = streams
+        self._form = form
         self._last_fd = STDOUT
-        self.has_printed = False
 
     def print(self, line: LogLine) -> None:
-        """Write a line as it stands in its log."""
-        self._write(STDOUT, line.raw + b"\n")
+        """Write a line in the form of this printer."""
+        fd, data = self._form(line)
+        if fd != self._last_fd:  # both may lead to the same terminal
+            self._buffers[self._last_fd].flush()
+            self._last_fd = fd
+        self._buffers[fd].write(clean(data) if fd in self._streams.terminals else data)
 
     def flush(self) -> None:
         """Write what is still in memory."""
         for stream in self._buffers.values():
             stream.flush()
-
-    def _write(self, fd: int, data: bytes) -> None:
-        if fd != self._last_fd:  # both may lead to the same terminal
-            self._buffers[self._last_fd].flush()
-            self._last_fd = fd
-        self.has_printed = True
-        self._buffers[fd].write(clean(data) if fd in self._streams.terminals else data)
-
-
-class ExactPrinter(LogPrinter):
-    """Writes what a rank wrote, to the stream to which it wrote."""
-
-    def print(self, line: LogLine) -> None:
-        """Write the bytes of a line, without a newline if it had none."""
-        self._write(STDERR if line.is_stderr else STDOUT, line.content)
-
-
-class ScreenPrinter(LogPrinter):
-    """Shows a run as it would have been shown on the terminal where it was started."""
-
-    def __init__(self, streams: OutputStreams, hosts: Iterable[str]) -> None:
-        super().__init__(streams)
-        names = list(dict.fromkeys(hosts))
-        self._bars = BarTurn()
-        self._lines: dict[tuple[str | None, int, bool], LineStream] = {}  # of each stream of a rank
-        self._display = PrefixDisplay(names, streams)
-
-    def print(self, line: LogLine) -> None:
-        """Write a line with its prefix, or a message of `launch` as it is."""
-        fd, shown = STDERR if line.is_stderr else STDOUT, line.text + b"\n"
-        if line.rank is not None:
-            stream = line.host, line.rank, line.is_stderr
-            if stream not in self._lines:
-                self._lines[stream] = LineStream(self._bars, line.rank)
-            # A part of a line, which may be the last one, is shown at once.
-            is_part = not line.is_whole and b"\r" not in line.text
-            _, shown = self._lines[stream].feed(shown if is_part else line.content)
-        if shown:
-            self._write(fd, self._display.render(line.host, line.rank, fd, shown) if line.host is not None else shown)
-
-
-class JsonPrinter(LogPrinter):
-    """Writes lines as objects of --json to stdout, and messages of `launch` as they are to stderr."""
-
-    def __init__(self, streams: OutputStreams, utc_offset: str) -> None:
-        """utc_offset: of the stamps, such as `+01:00`."""
-        super().__init__(streams)
-        self._utc_offset = utc_offset
-
-    def print(self, line: LogLine) -> None:
-        """Write a line as an object, or a message of `launch` as it is."""
-        if line.host is None:
-            self._write(STDERR, line.text + b"\n")
-        else:
-            time_text = line.stamp.replace(" ", "T") + self._utc_offset
-            stream = STDERR if line.is_stderr else STDOUT
-            self._write(STDOUT, json_lines(time_text, line.host, line.rank, stream, line.text + b"\n"))
 
 
 def follow(logs: RunLogs, printer: LogPrinter, is_alive: Callable[[], bool]) -> None:

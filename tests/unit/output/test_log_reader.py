@@ -12,7 +12,7 @@ from machines.logs import open_log
 
 from launcher.output import log_reader
 from launcher.output.lines import STDERR, STDOUT
-from launcher.output.log_reader import Choice, LogLine, RunLogs, ScreenPrinter, find_since, follow
+from launcher.output.log_reader import Choice, LogLine, LogPrinter, RunLogs, as_shown, find_since, follow
 from launcher.output.node_output import NodeOutput
 from launcher.output.output_streams import OutputStreams
 
@@ -145,7 +145,7 @@ def test_attach_shows_the_bar_of_one_rank_and_what_all_ranks_say(
         output.feed(rank, STDERR, b"loss 1.5\n")
     output.finish()
     streams = OutputStreams(terminals=frozenset(), is_one_file=False, with_color=False)
-    follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(streams, HOSTS), lambda: False)
+    follow(RunLogs(tmp_path, HOSTS, Choice()), LogPrinter(streams, as_shown(streams, HOSTS)), lambda: False)
     out, err = capfdbinary.readouterr()
     assert [line for line in out.splitlines() if b"10%" in line or b"20%" in line] == [b"[gpu1:0] 10%"]
     assert err.splitlines() == [b"[gpu1:0] loss 1.5", b"[gpu1:1] loss 1.5"]
@@ -158,6 +158,6 @@ def test_attach_shows_the_end_of_one_bar(tmp_path: Path, capfdbinary: pytest.Cap
         output.feed(rank, STDERR, b"\r7\r  \r")
     output.finish()
     streams = OutputStreams(terminals=frozenset(), is_one_file=False, with_color=False)
-    follow(RunLogs(tmp_path, HOSTS, Choice()), ScreenPrinter(streams, HOSTS), lambda: False)
+    follow(RunLogs(tmp_path, HOSTS, Choice()), LogPrinter(streams, as_shown(streams, HOSTS)), lambda: False)
     shown = [b"[gpu1:0] 10%", b"[gpu1:0] 30%", b"[gpu1:0] oops", b"[gpu1:1] oops", b"[gpu1:0] 6"]
     assert capfdbinary.readouterr() == (b"".join(line + b"\n" for line in shown), b"")
