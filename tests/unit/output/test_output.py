@@ -568,20 +568,25 @@ def test_each_stream_is_a_terminal_or_not_by_itself(screen, capfd, terminal, str
 
 
 def test_hosts_that_printed_the_same_are_folded_unless_they_printed_too_much(monkeypatch):
-    monkeypatch.setattr("launcher.output.console.MOST_FOLDED_BYTES", 4 * 20)
-    folds = Folds("abcd")
-    for host, lines in (
-        ("d", b"1\n2\n"),
-        ("b", b"other\n"),
-        ("a", b"1\n"),
-        ("a", b"2\n"),
-        *[("c", b"123456789\n")] * 3,
-    ):
-        folds.add(host, lines)
-    assert folds.group() == [(["a", "d"], b"1\n2\n"), (["b"], b"other\n"), (["c"], b"123456789\n" * 2)]
+    monkeypatch.setattr("launcher.output.console.MOST_FOLDED_BYTES", 5 * 20)
+    folds, much = Folds("abcde"), [b"123456789\n"] * 3
+    for host, lines in {"d": [b"1\n2\n"], "b": [b"other\n"], "a": [b"1\n", b"2\n"], "c": much, "e": much}.items():
+        for block in lines:
+            folds.add(host, block)
+    cut = b"".join(much[:2])
+    assert folds.group() == [(["a", "d"], b"1\n2\n"), (["b"], b"other\n"), (["c"], cut), (["e"], cut)]
     folds.add("b", b"other\n" * 9)
     folds.add("b", b"end\n")
-    assert (folds.cut, folds.group()[1]) == (["c", "b"], (["b"], b"other\n" * 3))
+    assert (folds.cut, folds.group()[1]) == (["c", "e", "b"], (["b"], b"other\n" * 3))
+
+
+def test_a_console_without_streams_shows_nothing(capfd):
+    console = Console([Host("gpu1")], None)
+    console.outputs([Host("gpu1")], None)[0].feed(0, STDOUT, b"step 1\n")
+    for speak in (console.say, console.show, console.emit, console.progress):
+        speak("word")
+    console.close()
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

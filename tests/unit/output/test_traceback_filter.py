@@ -130,10 +130,10 @@ def test_what_the_run_survives_is_shown_with_its_next_lines(shown, monkeypatch):
 
 
 def test_a_run_that_fails_is_not_survived(shown, monkeypatch):
-    monkeypatch.setattr(traceback_filter, "HOLD_S", 0.0)
-    shown.feed((0, PAGE))
+    shown.feed((0, PAGE), (1, PAGE))
     shown.filter.withhold()
-    shown.feed((1, PAGE), (0, b"bye\n"))
+    monkeypatch.setattr(traceback_filter, "HOLD_S", 0.0)
+    shown.feed((2, PAGE), (0, b"bye\n"))
     assert shown.by_rank == {0: PAGE + b"bye\n"}
 
 
