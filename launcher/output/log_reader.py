@@ -247,6 +247,7 @@ class LogPrinter:
         self._streams = streams
         self._form = form
         self._last_fd = STDOUT
+        self.has_printed = False
 
     def print(self, line: LogLine) -> None:
         """Write a line in the form of this printer."""
@@ -254,6 +255,7 @@ class LogPrinter:
         if fd != self._last_fd:  # both may lead to the same terminal
             self._buffers[self._last_fd].flush()
             self._last_fd = fd
+        self.has_printed = True
         self._buffers[fd].write(clean(data) if fd in self._streams.terminals else data)
 
     def flush(self) -> None:

@@ -16,7 +16,6 @@ from launcher.node.code import listing
 from launcher.preflight.findings import WARNING, Finding, fold
 from launcher.session.connection import Event
 from launcher.session.session import Session
-from launcher.session.signals import Interrupted
 from launcher.sync.code_messages import progress_words
 from launcher.sync.contents import Contents, Pieces, find_wanted
 from launcher.wording import listed
@@ -186,15 +185,9 @@ async def send_code(session: Session, tree: Tree, variables: Mapping[str, str]) 
 
     At a signal, report which hosts have failed so far, and raise Interrupted.
     """
-    with session.catch_signals():
-        try:
-            session.open(tree=tree_fields(tree))
-            return await Delivery(session, tree, Contents(tree, variables)).deliver()
-        except Interrupted:
-            session.say_failures()
-            raise
-        finally:
-            await session.stop_all(timeout_s=0)
+    async with session.asking():
+        session.open(tree=tree_fields(tree))
+        return await Delivery(session, tree, Contents(tree, variables)).deliver()
 
 
 # ---- what follows from the last words of the nodes -------------------------------------------------------------------

@@ -105,8 +105,8 @@ def test_a_sick_host_is_named_while_it_is_waited_for(
     """The login works, and nothing comes after the marker."""
     monkeypatch.setattr(find_run, "_AT_ONCE_S", 0.0)
     monkeypatch.setattr(find_run, "CONNECT_TIMEOUT_S", slowed(1.0))
-    for name in ("MARKER_TIMEOUT_S", "CODE_S"):
-        monkeypatch.setattr(remote_launcher, name, 0.0)
+    monkeypatch.setattr(remote_launcher, "MARKER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(remote_launcher, "CODE_S", 0.0)
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nbegin=${4#?}; echo "${begin%%\\"*} missing 3.11"; exec cat >/dev/null\n')
     python.chmod(0o755)
