@@ -8,7 +8,7 @@ import time
 from hashlib import sha256
 
 from launcher.node.archive import Archive
-from launcher.node.loading import make_folder, name_bytecode, read_kept
+from launcher.node.loading import make_folder, path_kept
 
 KEPT_S = 30 * 86400.0
 
@@ -17,10 +17,9 @@ def keep(folder: str, name: str, archive: Archive) -> bytes:
     """Keep an archive and the bytecode that this Python makes of it, if that can be made and the disk takes it."""
     try:
         _remove_older(folder, time.time() - KEPT_S)
-        if read_kept(folder, name) is None:
-            _write(os.path.join(folder, name), archive.content)
-        data = marshal.dumps({path: marshal.dumps(archive.compile(path)) for path in archive.files})
-        _write(os.path.join(folder, name_bytecode(name)), sha256(data).digest() + data)
+        bytecode = {path: marshal.dumps(archive.compile(path)) for path in archive.files}
+        data = marshal.dumps((archive.content, bytecode))
+        _write(path_kept(folder, name), sha256(data).digest() + data)
     except (OSError, SyntaxError):  # the disk takes nothing, or this Python is too old for a part of it
         pass
     return b""

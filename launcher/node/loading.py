@@ -71,19 +71,18 @@ def make_folder() -> str:
     return folder
 
 
-def name_bytecode(name: str) -> str:
-    """Return the file's name for what this Python makes of an archive."""
-    return "%s.%s" % (name, MAGIC_NUMBER.hex())
+def path_kept(folder: str, name: str) -> str:
+    """Return where an archive is kept with what this Python makes of it."""
+    return os.path.join(folder, "%s.%s" % (name, MAGIC_NUMBER.hex()))
 
 
 def read_kept(folder: str, name: str) -> Archive | None:
-    """Return an archive that is kept, with its bytecode if it has one; None if there is none with this content."""
-    content = _read(os.path.join(folder, name))
-    if sha256(content).hexdigest() != name:
+    """Return an archive that is kept, with its bytecode; None if there is none with this content."""
+    data = _read(path_kept(folder, name))
+    if sha256(data[_HASH_BYTES:]).digest() != data[:_HASH_BYTES]:
         return None
-    data = _read(os.path.join(folder, name_bytecode(name)))
-    is_whole = sha256(data[_HASH_BYTES:]).digest() == data[:_HASH_BYTES]
-    return Archive(content, marshal.loads(data[_HASH_BYTES:]) if is_whole else {})
+    content, bytecode = marshal.loads(data[_HASH_BYTES:])
+    return Archive(content, bytecode) if sha256(content).hexdigest() == name else None
 
 
 def in_time(act: Callable[[], bytes]) -> bytes:
