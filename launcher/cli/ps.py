@@ -116,12 +116,9 @@ def _describe(row: RunRow) -> list[str]:
     """Return the cells of a row but the last one; a host may have sent it."""
     from launcher.wording import age
 
-    own = (row.run, row.name or "", row.describe(), age(row.age_s), _describe_place(row))
+    place = "here" if row.controller == socket.gethostname() else str(row.controller)
+    own = (row.run, row.name or "", row.describe(), age(row.age_s), place)
     return [one_line(cell, _MOST_CELL) for cell in (*own, _describe_size(row))]
-
-
-def _describe_place(row: RunRow) -> str:
-    return "here" if row.controller == socket.gethostname() else str(row.controller)
 
 
 def _describe_size(row: RunRow) -> str:

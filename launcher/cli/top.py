@@ -59,18 +59,13 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
     once = once or not (request.as_json or (sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")))
     screen = Screen(f"run {found.id}" + (f" ({found.name})" if found.name else "") if found is not None else "")
     show = _print_samples() if request.as_json else screen.show if not once else _print_table(screen.title)
-    last = ""
     with screen.shown() if not once and not request.as_json else contextlib.nullcontext():
         try:
-            if found is not None:
-                code = _watch_run(found, show, once=once)
-                last = f"launch: run {found.id} has ended" if not once else ""
-            else:
-                code = _watch_hosts(request, show, once=once)
+            code = _watch_run(found, show, once=once) if found is not None else _watch_hosts(request, show, once=once)
         except KeyboardInterrupt:
             code = EXIT_SIGNAL_BASE + signal.SIGINT
-    if last:
-        tell(last)
+    if found is not None and not once and code == 0:
+        tell(f"launch: run {found.id} has ended")
     return code
 
 
