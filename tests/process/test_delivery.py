@@ -235,26 +235,6 @@ def test_hosts_that_share_their_cache_make_the_same_tree_at_once(root: Path, tmp
     assert b"changed\n" in read(path).values()
 
 
-def test_deliveries_at_once_to_the_same_cache(root: Path, tmp_path: Path) -> None:
-    """Of different code, and of the same; each run gets a directory of its own, and none of its files is removed."""
-    nodes = CacheTransport(tmp_path, dict.fromkeys("abcdef", "shared"))
-    write(root, {**SMALL, "noise": os.urandom(MIB)})
-    other = make_root(tmp_path / "other" / "proj")
-    write(other, {**SMALL, "train.py": b"print(2)\n"})
-    for run in ("old1", "old2"):
-        send(root, nodes, "a", run=run)
-    (tmp_path / "shared/launch/trees/note").write_text("a file of the user's does no harm")
-
-    async def run() -> list[Sent]:
-        roots = {"a": root, "b": root, "c": other, "d": other, "e": root, "f": other}
-        return await asyncio.gather(*(start(root, nodes, name, run=f"run-{name}") for name, root in roots.items()))
-
-    found = asyncio.run(run())
-    assert [(each.failures, each.texts) for each in found] == 6 * [([], [])]
-    paths = [each.delivered.paths[0] for each in found]
-    assert len(set(paths)) == 6
-
-
 # ---- hosts that fail ------------------------------------------------------------------------------------------------
 
 
@@ -271,12 +251,12 @@ def test_a_host_that_is_lost_in_the_middle(root: Path, tmp_path: Path, victim: s
             top = nodes.channels["a"].pid
             # The kernel's list of children may lack one while others are forked or end: proc(5).
             wait_until(lambda: len(find_family(top)) == 3)
-            guardian, supervisor, worker = find_family(top)
+            _, supervisor, worker = find_family(top)
             wait_until(lambda: any("/proj/" in path for path in list_open_files(worker)))
             if victim == "all":
                 os.killpg(top, signal.SIGKILL)
             else:
-                os.kill({"guardian": guardian, "supervisor": supervisor, "worker": worker}[victim], signal.SIGKILL)
+                os.kill({"supervisor": supervisor, "worker": worker}[victim], signal.SIGKILL)
 
     nodes = CacheTransport(tmp_path, before_write={"a": kill})
     found = send(root, nodes, "a", "b")

@@ -104,8 +104,10 @@ def test_what_a_killed_process_has_begun_is_removed_and_what_another_one_fills_s
         os.utime(folder.path, (time.time() - 60,) * 2)
     begun.unlock()
     fresh.unlock()  # its process has not locked it yet
+    Path(base, "trees", "note").write_text("a file of the user's does no harm")
     folders.prune(base)
-    assert {path.name for path in Path(base, "trees").iterdir()} == {Path(each.path).name for each in (filled, fresh)}
+    left = {Path(each.path).name for each in (filled, fresh)}
+    assert {path.name for path in Path(base, "trees").iterdir()} == {"note", *left}
 
 
 def test_a_directory_whose_listing_is_damaged_is_named_for_good(base: str) -> None:
