@@ -293,11 +293,14 @@ def test_nothing_that_a_run_wrote_is_ever_lost(start: Any, tmp_path: Path, is_be
 
 
 def test_cleaning_removes_what_hosts_keep_of_launch_itself(start: Any, cache: Path) -> None:
+    """And what earlier versions kept by its hash."""
+    (cache / "launch" / "content" / "ab").mkdir(parents=True)
     for number, is_dry in enumerate([True, False]):
         cleaner = start(f"clean{number}")
         cleaner.prepare(tree={"is_prune": True, "is_dry": is_dry})
         assert cleaner.wait_for(messages.PRUNED)["bytes"] == 0, "it counts the code of runs"
         assert bool([*(cache / "launch" / "code").iterdir()]) == is_dry
+        assert (cache / "launch" / "content").exists() == is_dry
 
 
 def test_who_takes_the_code_holds_nothing_of_the_login(start: Any) -> None:
