@@ -156,8 +156,9 @@ class Worker:
                 os.symlink(entry.content, path)
             elif not any(folders.copy_file(source, entry, path) for source in sources.get(entry.content, ())):
                 missing.setdefault(entry.content, []).append(entry)
-        for _ in range(_ROUNDS if missing else 0):
-            missing = self._take_files(fresh, missing) if missing else {}
+        for _ in range(_ROUNDS):
+            if missing:
+                missing = self._take_files(fresh, missing)
         return missing
 
     def _find_targets(self) -> list[tuple[str, str]]:
