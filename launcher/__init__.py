@@ -20,8 +20,7 @@ On the launch host, from the lowest layer up; each package's docstring says what
     session/         the protocol with the supervisors of all nodes
     sync/            the code of a run, from here to every node
     runs/            a run from start to report
-    commands/        what other commands do: check, clean, exec, sync; the page of a run, plots, and the
-                     hosts of the demo
+    commands/        what other commands do: check, free, clean, exec, fetch, top; the page of a run
     controller/      the controller of a run on another machine, and what is asked of it
     cli/             the command line
     api/             what is public for Python programs: its names are below, and docs/python.md describes them

@@ -235,23 +235,9 @@ def find_node_faults(module: Module) -> list[str]:
     ]
 
 
-def find_late_generics(module: Module) -> list[str]:
-    """Say where a module in node/ evaluates a subscript of a built-in type, as in an alias: Python 3.8 can't."""
-    if module.part != "node":
-        return []
-    hints = [getattr(node, name, None) for node in module.nodes for name in ("annotation", "returns")]
-    unread = {id(part) for hint in hints if hint is not None for part in ast.walk(hint)}
-    subscripts = [node for node in module.nodes if isinstance(node, ast.Subscript) and id(node) not in unread]
-    return [
-        f"{module.path}:{node.lineno}: use typing's name for {node.value.id}[...]"
-        for node in subscripts
-        if isinstance(node.value, ast.Name) and node.value.id in ("dict", "frozenset", "list", "set", "tuple", "type")
-    ]
-
-
 FIND_FAULTS = (
     find_layer_faults, find_library_faults, find_environment_faults, find_impurities,
-    find_unseen_starts, find_node_faults, find_late_generics,
+    find_unseen_starts, find_node_faults,
 )  # fmt: skip
 
 
