@@ -21,8 +21,7 @@ from launcher.cli.find_run import ASK
 from launcher.concurrency import start_thread
 from launcher.controller import orders
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError
-from launcher.output.output_streams import OutputStreams
-from launcher.output.plain_messages import describe_error, tell
+from launcher.output.output_streams import OutputStreams, describe_error, tell
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 
 

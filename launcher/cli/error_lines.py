@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.output.output_streams import OutputStreams, find_streams
+from launcher.output.output_streams import OutputStreams, describe_error, find_streams
+from launcher.output.output_streams import tell as tell
 
 if TYPE_CHECKING:
     from launcher.errors import HostFailure, LauncherError
@@ -26,16 +27,7 @@ def own_streams() -> OutputStreams:
 
 def show_error(error: LauncherError) -> None:
     """Print an error (where, what, value) and then the fix."""
-    from launcher.output.plain_messages import describe_error
-
     tell(describe_error(error))
-
-
-def tell(text: str) -> None:
-    """Print a message on stderr."""
-    from launcher.output import plain_messages
-
-    plain_messages.tell(text)
 
 
 def tell_lost(failure: HostFailure, known: str = "") -> None:

@@ -49,7 +49,7 @@ def report_error(error: LauncherError) -> None:
     from launcher.cli.find_run import ControllerLost
     from launcher.errors import ChecksFailed, HostsUnreachable
     from launcher.output.console import dated
-    from launcher.output.plain_messages import describe_error
+    from launcher.output.output_streams import describe_error
 
     event = dated(
         "error",

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, UsageError
 from launcher.output.log_reader import LogFile
 from launcher.output.log_writer import TRANSCRIPT
-from launcher.output.plain_messages import tell
+from launcher.output.output_streams import tell
 from launcher.runs.run_list import ListedRun
 
 _FAILED = re.compile("launch: (.*FAILED after |.* could not start|its time in the queue )")

@@ -6,10 +6,14 @@ And how a message of `launch` looks there: its lines stay whole, so that what is
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from launcher.errors import ChecksFailed, HostsUnreachable, LauncherError
+from launcher.escapes import clean
+from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR, STDOUT
 
 
@@ -54,3 +58,20 @@ class Line:
 def paint(text: str, style: Style) -> str:
     """Return a message as a terminal with colors gets it."""
     return text if style is Style.TEXT else f"\x1b[{style.value}m{text}\x1b[0m"
+
+
+def describe_error(error: LauncherError) -> str:
+    """Return the lines of an error (where, what, value), and then of the fix."""
+    if isinstance(error, HostsUnreachable):
+        return "\n".join([*failure_lines(error.failures), "launch: nothing was started"])
+    if isinstance(error, ChecksFailed):
+        lines = ["launch: nothing was started; these would break the run:"]
+        return "\n".join([*lines, *(f"  {line}" for line in error.message.splitlines())])
+    return f"launch: {error.message}" + (f"\n  fix: {error.fix}" if error.fix else "")
+
+
+def tell(text: str) -> None:
+    """Print a message on stderr, without what a host's words could do to the terminal."""
+    sys.stderr.flush()
+    sys.stderr.buffer.write(clean(text.encode("utf-8", "replace")) + b"\n")
+    sys.stderr.buffer.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import ChecksFailed, HostFailure, HostFailureKind, HostsUnreachable, LauncherError, UsageError
-from launcher.output.plain_messages import describe_error, tell
+from launcher.output.output_streams import describe_error, tell
 
 
 @pytest.mark.parametrize(
