@@ -21,6 +21,7 @@ from screen import Screen
 from transport_by_host import TransportByHost
 
 from launcher.commands.exec import Execution, execute
+from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind, Timeouts
 from launcher.output.node_output import NodeOutput
@@ -31,7 +32,8 @@ from launcher.runs.run import Run
 from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.session import Session
 from launcher.session.settings import Settings
-from launcher.transports.base import Channel, Transport
+from launcher.session.signals import Interrupted
+from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.bootstrap import MARKER
 from launcher.transports.process_channel import LocalTransport
 
@@ -124,6 +126,35 @@ async def interrupt_when(is_true: Callable[[], object], told: Path | None = None
 
 def has_text(path: Path) -> bool:
     return path.exists() and bool(path.read_text())
+
+
+class Refusing:
+    """A host that nobody can reach."""
+
+    name = "refusing"
+
+    def open(self, host: Host, command: str, timeout_s: float) -> Channel:
+        raise TransportError(HostFailure(host.name, HostFailureKind.REFUSED, "nothing listens"))
+
+    def own_messages(self, host: Host) -> Sequence[str]:
+        return ()
+
+
+def test_a_question_at_ctrl_c_names_who_has_failed_and_hangs_up() -> None:
+    screen, quiet = Screen(), QuietTransport()
+
+    async def ask() -> None:
+        session = make_session(screen, [NodeOutput(name, None, None) for name in "ab"], a=quiet, b=Refusing())
+        pressing = asyncio.create_task(interrupt_when(lambda: quiet.opened and session.states[1].failure))
+        async with session.asking():
+            session.open(facts=True)
+            await session.pump(lambda: False)
+        await pressing
+
+    with pytest.raises(Interrupted):
+        asyncio.run(ask())
+    assert "  b: nothing listens" in screen.words
+    assert quiet.may_speak.is_set(), "it is still connected"
 
 
 # ---- launch exec ----------------------------------------------------------------------------------------------------
