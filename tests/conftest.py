@@ -34,7 +34,7 @@ THIS_MACHINE = ("process", "ssh")
 # Two workers begin with tests that import torch. What waits, a folder or a file, runs beside what computes, and the
 # short ones run last.
 TORCH = "train"
-WAITING = ("faults", "test_top.py")
+WAITING = ("faults",)
 COMPUTING = 3  # workers at least, as long as there is something to compute
 TOGETHER = "slurm"  # one worker starts its Slurm, and on both nodes a Python that imports torch
 ORDER = ("cluster", "slurm", "ssh", "process", "unit")

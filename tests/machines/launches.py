@@ -47,6 +47,15 @@ def run_launch(
         return subprocess.CompletedProcess([str(PROGRAM), *words], exit_code, *texts)
 
 
+def hurried(times: Mapping[str, float]) -> list[str]:
+    """Return the words that start `launch` with other constants, by their names: `launcher.cli.stop._UNHEARD_S`."""
+    lines = ["import importlib", "from launcher.cli.main import main"]
+    for name, seconds in times.items():
+        module, _, constant = name.rpartition(".")
+        lines.append(f"importlib.import_module({module!r}).{constant} = {seconds}")
+    return [sys.executable, "-c", "; ".join([*lines, "main()"])]
+
+
 def write_python(path: Path) -> Path:
     """Write what `import launcher` may take for its Python: it forks `launch`, and its parent is then who forks it."""
     python, _ = _warm_launch()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from machines.launches import PROGRAM, run_launch, start_launch
+from machines.launches import PROGRAM, hurried, run_launch, start_launch
 from machines.patience import DEADLINE_S
 from machines.warm import WarmProcess
 from node_process import wait_until
@@ -180,7 +180,10 @@ def test_stop_a_run_whose_launch_is_suspended(machine: Machine) -> None:
     running = machine.start()
     run = machine.runs[0]["run"]
     running.send_signal(signal.SIGSTOP)
-    stopping, said = machine.begin("stop")
+    words = [*hurried({"launcher.cli.stop._UNHEARD_S": 0.5}), "stop"]
+    stopping = subprocess.Popen(words, cwd=machine.folder, stderr=subprocess.PIPE, text=True)
+    said = stopping.stderr
+    assert said is not None
     try:
         first, fix = said.readline(), said.readline()
     finally:
@@ -307,7 +310,7 @@ def test_a_run_that_outlives_its_terminal(machine: Machine, tmp_path: Path) -> N
     note = "cat; tr '\\0' ' ' </proc/$$/cmdline >argv; echo $LAUNCH_EVENT $LAUNCH_RUN $LAUNCH_EXIT_CODE >notified"
     words = (RUN[0], "--detach", "--notify", "another", "--notify=one more", "--notify", note, *RUN[1:])
     process = subprocess.Popen(
-        [PROGRAM, *words, f"CODE=3; {WRITES}"],
+        [*hurried({"launcher.runs.attempt.ALL_RUN_S": 0.5}), *words, f"CODE=3; {WRITES}"],
         cwd=tmp_path,
         stdin=terminal,
         stdout=terminal,

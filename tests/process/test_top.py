@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import IO
 
 import pytest
 from machines.driven_nvml import DrivenNvml
-from machines.launches import run_launch, start_launch
+from machines.launches import hurried, run_launch, start_launch
 from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 from machines.warm import WarmProcess
@@ -30,6 +29,10 @@ Disabled, 30, Disabled"
 done;;
 esac
 """
+
+
+# Intervals of a second instead of 15.
+QUICK = {"launcher.runs.attempt.PERIOD_S": 0.2, "launcher.runs.samples.INTERVAL_S": 1.0}
 
 
 class Machine:
@@ -58,6 +61,15 @@ class Machine:
         self._ends.callback(process.kill)
         return process
 
+    def start_quickly(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a run whose samples come often; it writes to the file `said`."""
+        with (self.folder / "said").open("wb") as said:
+            argv = [*hurried(QUICK), *words]
+            process = subprocess.Popen(argv, cwd=self.folder, env=self._env, stdout=said, stderr=said)
+        self._ends.callback(process.wait)
+        self._ends.callback(process.kill)
+        return process
+
     @property
     def said(self) -> str:
         """What it has written."""
@@ -72,7 +84,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def test_the_odd_gpu_of_a_run(machine: Machine) -> None:
     words = ("--gpus", "4", "--name", "nightly", "--no-python", "sh", "-c", "until [ -e go ]; do sleep 0.1; done")
-    run = machine.start("singlenode", *words)
+    run = machine.start_quickly("singlenode", *words)
     assert wait_until(lambda: "logs in" in machine.said), machine.said
     folder = machine.folder / "logs" / "latest"
     top = machine.launch("top", "--once")
@@ -82,12 +94,10 @@ def test_the_odd_gpu_of_a_run(machine: Machine) -> None:
     assert head.startswith("run 20") and head.endswith(" (nightly), 1 host, 4 GPUs")
     assert columns.split()[:4] == ["HOST", "GPU", "UTIL", "%"] and of_host.startswith(f"{host} ")
     assert first.split() == ["0", "99", "69/80", "650/700", "61", "1980/1980", "power", "cap", "0"]
-    began_at = time.monotonic()
     machine.nvml.drive(BUSY, BUSY, HOT, BUSY)
     clock = "SM clock 800 MHz, the others' median is 1,980 MHz"
     line = f"launch: {host} GPU 2 (rank 2): thermal slowdown for 30 s, {clock}\n"
     assert wait_until(lambda: line in machine.said), machine.said
-    assert time.monotonic() - began_at < 60, "the odd GPU is named within a minute"
     row = json.loads(machine.launch("ps", "--json").stdout)[0]
     assert row["doing"]["odd"] == [f"{host} GPU 2 (rank 2)"]
     assert f" running, odd: {host} GPU 2 (rank 2) " in machine.launch("ps").stdout
