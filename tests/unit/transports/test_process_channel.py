@@ -35,16 +35,20 @@ def test_a_channel_gives_back_what_it_holds_open() -> None:
         assert len(os.listdir("/proc/self/fd")) == before - 1  # noqa: PTH208 - and its stdin
 
 
-def test_a_blocked_reader_comes_back(channel: ProcessChannel) -> None:
+def test_a_blocked_reader_comes_back() -> None:
+    """Though the process lives on, and takes no notice of the end of its input."""
     read: list[tuple[int, bytes]] = []
-    reader = threading.Thread(target=lambda: read.extend(iter(channel.read, (0, b""))))
-    reader.start()
-    channel.write(b"hello")
-    assert wait_until(lambda: bool(read))
-    channel.close()
-    reader.join(DEADLINE_S)
-    assert not reader.is_alive()
-    assert read == [(1, b"hello")]
+    with start_process(["sh", "-c", "echo hello; exec sleep 300"]) as process:
+        channel = ProcessChannel(process)
+        reader = threading.Thread(target=lambda: read.extend(iter(channel.read, (0, b""))), daemon=True)
+        reader.start()
+        assert wait_until(lambda: bool(read))
+        channel.close()
+        reader.join(DEADLINE_S)
+        has_come_back = not reader.is_alive() and process.poll() is None
+        end_process(process)
+    assert has_come_back
+    assert read == [(1, b"hello\n")]
 
 
 def test_what_a_process_says_of_its_end_is_not_read(channel: ProcessChannel) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.hosts.host import Host
+from launcher.transports.base import TransportSettings
 from launcher.transports.ssh.pdsh import MAX_LINE_BYTES, PdshOutput, whole_lines
-from launcher.transports.ssh.pdsh_command import Call, find_place
+from launcher.transports.ssh.pdsh_command import Call, Pdsh, find_place
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,19 @@ def test_a_socket_s_path_is_short_enough_for_every_system(monkeypatch: pytest.Mo
         if find_place() != "/tmp":
             longest = size
     assert len(f"/{'x' * longest}/launch-pdsh-abcdefgh/99999.0123456789abcdef") == 103
+
+
+def test_options_for_ssh_are_those_of_launch_alone(tmp_path: Path) -> None:
+    """As letters, those that forward something or keep ssh quiet would win over the others."""
+    pdsh = tmp_path / "pdsh"
+    pdsh.write_text(f"#!/bin/sh\nenv >{tmp_path}/env\n")
+    pdsh.chmod(0o755)
+    variables = {**os.environ, "PDSH_SSH_ARGS": "-A -l%u %h", "PDSH_SSH_ARGS_APPEND": "-q"}
+    call = Pdsh(str(pdsh), [Host("a")], TransportSettings(variables=variables)).log_in([Host("a")], 5.0)
+    call.end_and_wait()
+    call.process.stdout.close()
+    said = [line for line in (tmp_path / "env").read_text().splitlines() if line.startswith("PDSH_SSH_ARGS")]
+    assert len(said) == 1 and said[0].startswith("PDSH_SSH_ARGS_APPEND=-N ") and " -q" not in said[0]
 
 
 def test_an_ssh_that_outlives_pdsh_is_found(tmp_path: Path) -> None:
