@@ -19,12 +19,6 @@ from launcher.node import messages
 ARCHIVE_NAME = "launcher.pyz"
 TORCHRUN = ("-m", "torch.distributed.run")
 
-# Each rank opens its own two FIFOs, reports its process id, and becomes the program. It opens them for reading too: one
-# that prints while it saves must not fail because the supervisor has been killed. torchrun has set the count to 0.
-_RANK_SHELL = (
-    'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; TORCHELASTIC_RESTART_COUNT=${LAUNCH_ATTEMPT:-0} '
-    'exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
-)
 FLIGHT_RECORDER_PREFIX = "nccl_trace_rank_"  # of its files' names; the rank follows
 # How torch before 2.8 spells them (c10d/FlightRecorder.hpp and .cpp); later ones warn of these names on every rank.
 _OLD_NAMES = {
@@ -205,8 +199,8 @@ def _plan_node(job: Job, world: _World, node_rank: int, host: Host, fact: NodeFa
     if job.starts_warm:
         return node
     log_dir = ("--log-dir", f"{fact.folder}/torchrun")
-    wrapped = _escape_macros("/bin/sh", "-c", _RANK_SHELL, "sh", fact.folder, *command)
-    return replace(node, argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *wrapped))
+    own = _escape_macros(*command)
+    return replace(node, argv=(str(fact.python), *TORCHRUN, *options, *log_dir, "--no-python", "--", *own))
 
 
 def _torchrun_options(job: Job, world: _World, node_rank: int, fact: NodeFacts) -> tuple[str, ...]:

@@ -206,7 +206,7 @@ def test_a_torch_that_can_t_be_imported(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_ranks_that_end_well(nodes: Nodes, any_python: str, old_python: str, tmp_path: Path) -> None:
-    """In Python 3.8, which knows no pidfd, as well, and with torch in another Python than the supervisor's."""
+    """In Python 3.8 as well, and with torch in another Python than the supervisor's."""
     node = nodes.start(python=any_python)
     node.import_torchrun(old_python, PYTHONPATH=str(STAND_IN))
     start_ready(node, write_script(tmp_path, OBEYS))
@@ -219,56 +219,26 @@ def test_ranks_that_end_well(nodes: Nodes, any_python: str, old_python: str, tmp
     assert node.output[1, STDOUT].endswith(b"\nlast words")
 
 
-@pytest.mark.parametrize("first", ["supervisor", "torchrun"])
 @pytest.mark.parametrize(("order", "end"), [("exit 255", (255, None)), ("kill 11", (None, 11))])
 def test_how_a_rank_fails_is_known_and_torchrun_held(
-    nodes: Nodes, any_python: str, tmp_path: Path, order: str, end: tuple[int | None, int | None], first: str
+    nodes: Nodes, any_python: str, tmp_path: Path, order: str, end: tuple[int | None, int | None]
 ) -> None:
-    """Whoever is the first to look: the other one can't."""
+    """By itself, before anybody could tell it."""
     node = nodes.start(python=any_python)
     node.import_torchrun()
     start_ready(node, write_script(tmp_path, OBEYS))
     torchrun = find_torchrun(node)
-    late = node.supervisor if first == "torchrun" else torchrun
-    os.kill(late, signal.SIGSTOP)
+    os.kill(node.supervisor, signal.SIGSTOP)
     give_order(tmp_path, 1, order)
-    if first == "torchrun":
-        node.wait_until(lambda: is_held(torchrun))
-    else:
-        node.wait_for(messages.EXIT)
-    os.kill(late, signal.SIGCONT)
+    node.wait_until(lambda: is_held(torchrun))
+    os.kill(node.supervisor, signal.SIGCONT)
     exit: Message = node.wait_for(messages.EXIT)
     assert (exit["local_rank"], exit["code"], exit["signal"]) == (1, *end)
     assert 0 <= exit["age_s"] < DEADLINE_S
     assert node.output[1, STDOUT].endswith(b"\nlast words")
-    node.wait_until(lambda: is_held(torchrun))
     assert is_alive(node.pid_of(0))
     assert node.stop(NEVER_S) == []
     assert not node.output[None, STDERR], "torchrun printed its page"
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_rank_that_has_ended_before_anyone_has_looked_at_it(nodes: Nodes, tmp_path: Path, code: int) -> None:
-    gate, pid = tmp_path / "gate", tmp_path / "pid"
-    gate.touch()
-    node = nodes.start()
-    node.import_torchrun(STAND_IN_GATE=str(gate))
-    script = f"import os; print('here', flush=True); open({str(pid)!r}, 'w').write(str(os.getpid())); os._exit({code})"
-    node.start_torchrun(write_script(tmp_path, script), 1)
-    node.send(messages.ROUTE, master="127.0.0.1")
-    node.wait_until(lambda: len(node.find(messages.ROUTED)) == 2)  # torchrun has its order
-    os.kill(node.supervisor, signal.SIGSTOP)
-    gate.unlink()
-    node.wait_until(lambda: pid.exists() and pid.read_text() and not is_alive(int(pid.read_text())))
-    if not code:
-        node.wait_until(lambda: not Path(f"/proc/{pid.read_text()}").exists())  # torchrun has reaped it
-    os.kill(node.supervisor, signal.SIGCONT)
-    assert node.wait_for_exits() == {0: (code, None)}
-    assert node.find(messages.STARTED)[0]["pid"] == int(pid.read_text())
-    node.send(messages.STOP, timeout_s=NEVER_S)  # held torchrun
-    node.wait_for(messages.ENDED)
-    assert [m["type"] for m in node.messages if m["type"] in (messages.EXIT, messages.ENDED)] == ["exit", "ended"]
-    assert node.output[0, STDOUT] == b"here\n"
 
 
 # ---- what dies ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/dxg", "/dev/nvhost",
 class Process:
     """What /proc/PID/stat said about a process at one moment; all but `pid` and `started` may have changed since."""
 
-    __slots__ = ("exit_status", "name", "pid", "ppid", "session", "started", "state")
+    __slots__ = ("name", "pid", "ppid", "session", "started", "state")
 
     def __init__(self, pid: int, name: str, fields: list[str]) -> None:
         self.pid = pid
@@ -34,7 +34,6 @@ class Process:
         self.ppid = int(fields[1])
         self.session = int(fields[3])
         self.started = int(fields[19])  # clock ticks since boot
-        self.exit_status = int(fields[49])  # as wait(2) returns it; 0 unless this process may trace that one
 
 
 def name_process(name: str) -> None:

@@ -10,9 +10,10 @@ from launcher.node import messages
 from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
 from launcher.node.loop import Loop
-from launcher.node.processes import numa, shim, stacks
+from launcher.node.processes import numa, stacks, starter
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
+from launcher.node.processes.starter import Starter
 from launcher.node.processes.warm import WarmPython
 from launcher.node.send_queue import SendQueue
 
@@ -57,7 +58,7 @@ class RankStart:
         except OSError as error:  # such as no more processes
             self._why_cold = str(error)
             return
-        self._ranks.await_warm(self.warm)
+        self._ranks.set_starter(self.warm.child)
 
     def start(self, header: dict[str, Any], payload: bytes) -> None:
         """Serve a START; payload: of a file in the run's directory."""
@@ -112,7 +113,8 @@ class RankStart:
             self._loop.cancel(timer)
             if not self._ending.has_begun:
                 self._responder.release_port()
-                self._ranks.start_warm(python, self._ending.folder, header["local_ranks"], self.find_claims())
+                self._ranks.expect(self._ending.folder, header["local_ranks"])
+                python.go(self.find_claims())
 
         envs = [dict(self.env, **each["env"]) for each in processes]
         order = {
@@ -120,7 +122,7 @@ class RankStart:
                 {"rank": each["rank"], "env": python.find_changes(env)} for each, env in zip(processes, envs)
             ],
             "world": {name: envs[0][name] for name in ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")},
-            "folder": self._ending.folder, "stop_timeout_s": self._ending.stop_timeout_s,
+            "stop_timeout_s": self._ending.stop_timeout_s,
             "first_on_path": [self._stacks_folder] if self._stacks_folder is not None else [],
         }  # fmt: skip
 
@@ -137,16 +139,17 @@ class RankStart:
 
     def _start_processes(self, header: dict[str, Any]) -> None:
         self._responder.release_port()
-        order = shim.ShimSpec(
-            header["processes"], self.env, header["cwd"],
-            marks=self._owned.marks, folder=self._ending.folder, stop_timeout_s=self._ending.stop_timeout_s,
-            claim_fds=self.find_claims(),
-        )  # fmt: skip
-        self._ranks.start_processes(order, self._keepers_fd)
+        folder, processes = self._ending.folder, header["processes"]
+        self._ranks.expect(folder, [each["rank"] for each in processes])
+
+        def make() -> Starter:
+            return Starter(self._owned.marks, folder, self._ending.stop_timeout_s, self._keepers_fd)
+
+        self._ranks.set_starter(starter.start_shim(make, processes, self.env, header["cwd"], self.find_claims()))
 
     def _start_torchrun(self, header: dict[str, Any]) -> None:
         assert self._responder.search is not None  # the plan names the Python, which waits
-        self._ranks.await_torchrun(self._ending.folder, header["local_ranks"], self._responder.release_port)
+        self._ranks.expect(self._ending.folder, header["local_ranks"], self._responder.release_port)
         order = {"argv": header["torchrun_args"], "env": dict(self.env, **header["env"]), "cwd": header["cwd"]}
         self._responder.search.give_order(order, self.find_claims())
 

@@ -21,7 +21,7 @@ from launcher.node.processes.proc import Process
 # What doesn't count as a file that is being written when its process is killed.
 _NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
 _LOGS = (".log", ".txt", ".jsonl", ".csv", ".out", ".err", " (deleted)")
-_HIDDEN = ["?"] + ["0"] * 49  # the fields of a process that /proc hides
+_HIDDEN = ["?"] + ["0"] * 19  # the fields of a process that /proc hides
 _PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -10,7 +10,7 @@ from launcher.node.loop import Loop
 from launcher.node.processes import lent_code, proc, workers
 from launcher.node.processes.starter import KEEPERS_FD
 from launcher.node.programs import entry
-from launcher.node.programs.warm import ORDER_FD, REPORT_FD
+from launcher.node.programs.warm import ANSWER_FD, ORDER_FD
 
 # What a plan may set after torch was imported: read when a process group is made, by the script, or by nobody else.
 # torch/csrc/distributed/c10d: ProcessGroupGloo.cpp and ProcessGroupNCCL.cpp read theirs in their constructors, NCCL in
@@ -31,20 +31,19 @@ class WarmPython:
     ) -> None:
         """Start it; raise OSError. armed_folder: with its sitecustomize; output_fds: its stdout and stderr."""
         code = lent_code.open_code(armed_folder)
-        self.report_fd, report_write = os.pipe()
+        self._answer_fd, answer_write = os.pipe()
         order_read, self.order_fd = workers.make_channel()
         null = os.open(os.devnull, os.O_RDONLY)
         self._env = env
         self._argv = argv
         self._cwd = cwd
-        fds = {0: null, 1: output_fds[0], 2: output_fds[1], REPORT_FD: report_write, ORDER_FD: order_read}
+        fds = {0: null, 1: output_fds[0], 2: output_fds[1], ANSWER_FD: answer_write, ORDER_FD: order_read}
         fds.update({KEEPERS_FD: keepers_fd, entry.CODE_FD: code})
         try:
             self.child = workers.spawn(argv, lent_code.put_first(armed_folder, env), cwd, fds, proc.HOLD)
         finally:
-            for fd in (null, report_write, order_read, code):
+            for fd in (null, answer_write, order_read, code):
                 os.close(fd)
-        os.set_blocking(self.report_fd, False)
 
     def find_difference(self, processes: list[dict[str, Any]], env: dict[str, str], cwd: str | None) -> str | None:
         """Return what of the ranks differs from what this Python was started for, or None."""
@@ -65,30 +64,26 @@ class WarmPython:
         self, loop: Loop, order: dict[str, Any], on_ready: Callable[[], object], on_refusal: Callable[[str], object]
     ) -> None:
         """Send the order; once torch is imported call `on_ready`, or `on_refusal` with the reason against it."""
-        report = bytearray()
 
         def take() -> None:
-            data = os.read(self.report_fd, 1 << 16)
-            report.extend(data)
-            if data and not report.endswith(b"\n"):
-                return
-            loop.forget(self.report_fd)
-            answer = json.loads(report.decode()) if data else {"reason": "the Python that imports torch has ended"}
-            if answer.get("is_ready"):
+            data = os.read(self._answer_fd, 1 << 16)  # one line, written at once
+            loop.forget(self._answer_fd)
+            obstacle = json.loads(data.decode())["obstacle"] if data else "the Python that imports torch has ended"
+            if obstacle is None:
                 on_ready()
             else:
                 self.end()
-                on_refusal(answer.get("reason") or answer["failure"])
+                on_refusal(obstacle)
 
-        loop.watch(self.report_fd, take)
+        loop.watch(self._answer_fd, take)
         loop.write_all(os.dup(self.order_fd), json.dumps(order).encode() + b"\n")
 
     def go(self, claim_fds: list[int]) -> None:
-        """Let it start the ranks, with the sockets of the run's claim; it reports them on `report_fd`."""
+        """Let it start the ranks, with the sockets of the run's claim."""
         workers.pass_on(self.order_fd, claim_fds)  # if it was killed, its reports end
 
     def end(self) -> None:
         """Kill it: no rank needs it."""
         workers.kill(self.child)
         os.close(self.order_fd)
-        os.close(self.report_fd)
+        os.close(self._answer_fd)

@@ -1,8 +1,7 @@
 """How processes are started on this node, how their output and exit status are read, and the run's own directory.
 
-Under torchrun, each rank is a `/bin/sh` that opens two FIFOs in that directory and then becomes the trainer. So its
-output arrives unchanged, per rank and stream, and doesn't pass through torchrun, whose `--tee` rewrites carriage
-returns and mixes ranks. The ranks of a warm Python open them too.
+Each rank writes to two named pipes in that directory, which its starter opens for it. So its output arrives unchanged,
+per rank and stream, and doesn't pass through torchrun, whose `--tee` rewrites carriage returns and mixes ranks.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import os
 import signal
 import socket
 import struct
-from typing import Any, Iterable, Sequence, Set
+from typing import Any, Sequence, Set
 
 from launcher.node import messages, own_folders, system
 from launcher.node.processes import proc
 
 STDOUT, STDERR = 1, 2
+STREAMS = {STDOUT: "out", STDERR: "err"}  # with the beginnings of their pipes' names
 FILES = "files"  # below the run's directory: what ranks leave here is sent to the launcher
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -178,57 +178,19 @@ def kill(child: Child) -> None:
         proc.send_signal(child.process, signal.SIGKILL)
 
 
-def widen(fd: int) -> None:
-    """Let a pipe hold 1 MiB, so that large output comes in few large pieces."""
+def make_pipe(folder: str, name: str, flags: int) -> int:
+    """Make a named pipe in the run's directory, and return its reading end.
+
+    It holds 1 MiB, so that large output comes in few large pieces.
+    """
+    path = os.path.join(folder, name)
+    os.mkfifo(path, 0o600)
+    fd = os.open(path, flags | os.O_NONBLOCK)
     try:
         fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
     except OSError:
         pass  # the user's pipe quota is used up; the default of 64 KiB works
-
-
-def make_reports(folder: str) -> int:
-    """Make and open the named pipe for torchrun's reports, in the run's directory.
-
-    Each rank writes its local rank and process id, and torchrun `ended`, the process id and the wait(2) status.
-    """
-    path = os.path.join(folder, "ranks")
-    os.mkfifo(path, 0o600)
-    # Open for reading and writing, it never reaches its end, whatever the writers do.
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
-
-
-def make_streams(folder: str, local_ranks: Iterable[int]) -> dict[tuple[int, int], int]:
-    """Make and open the named pipes that ranks of torchrun or a warm Python write to; return {(rank, stream): fd}."""
-    streams = {}
-    for local_rank in local_ranks:
-        for name, stream in (("out", STDOUT), ("err", STDERR)):
-            path = os.path.join(folder, "%s.%d" % (name, local_rank))
-            os.mkfifo(path, 0o600)
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            widen(fd)
-            streams[local_rank, stream] = fd
-    return streams
-
-
-def open_pidfd(process: proc.Process) -> int | None:
-    """Return a descriptor that becomes readable when `process` ends, or None if the system doesn't support that."""
-    if not hasattr(os, "pidfd_open"):  # Python 3.8, or a C library from before Linux 5.3
-        return None
-    try:
-        return os.pidfd_open(process.pid)
-    except OSError:
-        return None
-
-
-def read_exit_status(process: proc.Process) -> int | None:
-    """Return the wait(2) status of a rank that torchrun has not reaped yet; 0 or None if it is unknown.
-
-    The rank is torchrun's child, so only /proc shows it.
-    """
-    now = proc.read_process(process.pid)
-    if now is None or now.started != process.started:
-        return None
-    return now.exit_status if now.state in "ZX" else None
+    return fd
 
 
 def describe_status(status: int | None) -> dict[str, Any]:

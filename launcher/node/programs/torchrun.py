@@ -10,10 +10,11 @@ It is not held by SIGSTOP: a suspended process does not get what the kernel send
 while ranks save together. Do not assume that a signal reaches Python code at once: the main thread may wait in C++ for
 other nodes. What the other thread runs is imported before: the main thread may be held in the middle of an import.
 
-A rank is a child of torchrun, which reaps ten times a second: a supervisor that looks a moment too late finds nothing
-in /proc, and torchrun ends the other ranks. So this program wraps Popen.poll, which torchrun calls for its ranks, in
-its main thread (SubprocessContext in torch/distributed/elastic/multiprocessing/api.py): it reports how a rank ended
-before it is reaped, and holds itself if the rank failed. What names the run's directory in its argv is a rank.
+A rank is a child of torchrun, which reaps ten times a second, and would then end the other ranks. So this program wraps
+Popen.poll, which torchrun calls for its ranks, in its main thread (SubprocessContext in
+torch/distributed/elastic/multiprocessing/api.py): it reports how a rank ended before it is reaped, and holds itself if
+the rank failed. A thread for each rank reports that at once, even while the main thread is held. And it wraps
+Popen.__init__, to give each rank its own streams.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import threading
 from typing import Any, NoReturn
 
 from launcher.node.processes import proc, starter, workers
-from launcher.node.processes.run_processes import RunProcesses, read_children
+from launcher.node.processes.starter import Starter
 
 _ORDER_FD = 0
 
@@ -33,12 +34,12 @@ _ORDER_FD = 0
 def main(stop_timeout_s: float) -> None:
     """Import torchrun, and run it once the order comes; stop_timeout_s: how long the ranks may save."""
     folder = os.path.dirname(os.environ[proc.FILES])
-    owned = RunProcesses(os.environ[proc.MARK], [os.getpid()])
+    own = Starter([os.environ[proc.MARK]], folder, stop_timeout_s, starter.KEEPERS_FD)
     signal.signal(proc.HOLD, _hold)
     for number in proc.NOTICES:  # a handler, unlike SIG_IGN, is not inherited by the ranks
         signal.signal(number, lambda *_: None)
-    threading.Thread(target=_end_with_keepers, args=(owned, folder, stop_timeout_s), daemon=True).start()
-    _tell_ends(folder)
+    threading.Thread(target=_end_with_keepers, args=(own,), daemon=True).start()
+    _follow_ranks(own)
     from torch.distributed import run
 
     workers.take_passed(_ORDER_FD)  # the sockets of the run's claim, which lasts as long as this process
@@ -59,39 +60,37 @@ def _hold(*_: object) -> NoReturn:
         signal.pause()
 
 
-def _end_with_keepers(owned: RunProcesses, folder: str, stop_timeout_s: float) -> NoReturn:
-    os.read(starter.KEEPERS_FD, 1)
+def _end_with_keepers(own: Starter) -> NoReturn:
+    os.read(own.keepers_fd, 1)
     os.kill(os.getpid(), proc.HOLD)  # as the kernel did at the supervisor's death, if that could call prctl
-    for number, process in enumerate(filter(None, map(proc.read_process, read_children()))):
-        owned.add_rank(number, process)
-    starter.end_run(owned, folder, stop_timeout_s)
+    own.end_run()
 
 
-def _tell_ends(folder: str) -> None:
-    """Let torchrun tell how a rank has ended before it reaps it."""
-    reap = subprocess.Popen.poll
+def _follow_ranks(own: Starter) -> None:
+    """Give each rank that torchrun starts its streams; report its start, and its end before it is reaped."""
+    start, reap = subprocess.Popen.__init__, subprocess.Popen.poll
+    ranks = set()
+
+    def begin(process: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
+        env = options.get("env") or {}
+        if "LOCAL_RANK" not in env or "TORCHELASTIC_RUN_ID" not in env:
+            start(process, *args, **options)
+            return
+        env["TORCHELASTIC_RESTART_COUNT"] = env.get("LAUNCH_ATTEMPT", "0")  # torchrun knows of no other attempt
+        out, err = own.open_streams(int(env["LOCAL_RANK"])).values()
+        start(process, *args, **dict(options, stdout=out, stderr=err, start_new_session=True))
+        for fd in (out, err):
+            os.close(fd)
+        ranks.add(process.pid)
+        own.add_rank(int(env["LOCAL_RANK"]), process.pid)
+        threading.Thread(target=own.report_end, args=(os.P_PID, process.pid), daemon=True).start()
 
     def poll(process: subprocess.Popen[Any]) -> int | None:
-        is_rank = isinstance(process.args, (list, tuple)) and folder in process.args
-        if is_rank and process.returncode is None:
-            _tell_end(folder, process.pid)
+        if process.returncode is None and process.pid in ranks:
+            ended = own.report_end(os.P_PID, process.pid, os.WNOHANG)
+            if ended is not None and ended[1]:
+                _hold()
         return reap(process)
 
+    subprocess.Popen.__init__ = begin  # type: ignore[method-assign, assignment]
     subprocess.Popen.poll = poll  # type: ignore[method-assign, assignment]
-
-
-def _tell_end(folder: str, pid: int) -> None:
-    try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return
-    if ended is None:
-        return
-    status = starter.wait_status(ended)
-    try:
-        with open(os.open(os.path.join(folder, "ranks"), os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as reports:
-            reports.write(b"ended %d %d\n" % (pid, status))
-    except OSError:  # the supervisor is gone
-        pass
-    if status:
-        _hold()

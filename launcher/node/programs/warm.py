@@ -14,6 +14,7 @@ torchrun does: it outlives rank 0, whose end is then no other rank's error.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -22,10 +23,11 @@ import threading
 from typing import Any, List, NoReturn
 
 from launcher.node.processes import proc, starter, workers
+from launcher.node.processes.run_processes import become_subreaper
 from launcher.node.processes.starter import KEEPERS_FD, Starter
 from launcher.node.system import read_text
 
-REPORT_FD, ORDER_FD = 3, 5  # KEEPERS_FD is between them
+ANSWER_FD, ORDER_FD = 3, 5  # KEEPERS_FD is between them
 _DEVICES = (*proc.GPU_DEVICES, "/dev/accel", "/dev/davinci", "/dev/infiniband", "/dev/hl")
 
 _stores: List[Any] = []  # what node 0 holds lives as long as this process
@@ -44,7 +46,7 @@ def become_rank(folder: str, loaded: set[str]) -> List[str]:
     except BaseException as error:
         if os.getpid() == python.pid:
             _fail("%s: %s" % (type(error).__name__, error))
-        starter.report(REPORT_FD, failure="start: a rank: %s: %s" % (type(error).__name__, error))
+        _tell_failure("a rank: %s: %s" % (type(error).__name__, error))
         raise
     return [starter.as_path(path) for path in order["first_on_path"]]
 
@@ -84,7 +86,7 @@ class _WarmPython:
         obstacle = self._find_obstacle()
         if obstacle:
             _leave(obstacle)
-        starter.report(REPORT_FD, is_ready=True)
+        _answer(None)
         claims = workers.take_passed(ORDER_FD)
         if claims is None:
             os._exit(0)
@@ -111,9 +113,8 @@ class _WarmPython:
     def _start_ranks(self, order: dict[str, Any]) -> dict[str, Any]:
         """Return in each rank, with its entry; the starter never does."""
         server = _listen(order["world"])
-        own = Starter(
-            [os.environ[proc.MARK]], starter.as_path(order["folder"]), order["stop_timeout_s"], REPORT_FD, KEEPERS_FD
-        )
+        own = _make_starter(order["stop_timeout_s"])
+        become_subreaper()  # so that a daemon without the mark becomes its child
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in starter.IGNORED}
         for entry in order["ranks"]:
             pid = os.fork()  # an error, such as no more processes, ends this process and so the ranks
@@ -133,8 +134,7 @@ class _WarmPython:
 
     def dress(self, order: dict[str, Any], entry: dict[str, Any]) -> None:
         """Make this fork a rank."""
-        for number, name in ((1, "out"), (2, "err")):
-            fd = os.open(starter.as_path("%s/%s.%d" % (order["folder"], name, entry["rank"])), os.O_RDWR)
+        for number, fd in _make_starter(0).open_streams(entry["rank"]).items():
             os.dup2(fd, number)
             os.close(fd)
         # Only what differs: Python's .pth files and what torch imports may have set variables, too.
@@ -147,7 +147,7 @@ class _WarmPython:
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()  # random reseeds itself
         _give_threads()
-        for fd in (REPORT_FD, KEEPERS_FD, ORDER_FD, *self._claims):
+        for fd in (ANSWER_FD, KEEPERS_FD, ORDER_FD, *self._claims):
             os.close(fd)
 
 
@@ -240,11 +240,23 @@ def _read_link(fd: str) -> str:
         return ""
 
 
+def _make_starter(stop_timeout_s: float) -> Starter:
+    return Starter([os.environ[proc.MARK]], os.path.dirname(os.environ[proc.FILES]), stop_timeout_s, KEEPERS_FD)
+
+
 def _fail(text: str) -> NoReturn:
-    starter.report(REPORT_FD, failure="start: %s" % text)
+    _tell_failure(text)
     os._exit(1)
 
 
+def _tell_failure(text: str) -> None:
+    _make_starter(0).report(failure="start: %s" % text)
+
+
 def _leave(reason: str) -> NoReturn:
-    starter.report(REPORT_FD, is_ready=False, reason=reason)
+    _answer(reason)
     os._exit(0)
+
+
+def _answer(obstacle: str | None) -> None:
+    os.write(ANSWER_FD, json.dumps({"obstacle": obstacle}).encode() + b"\n")

@@ -38,10 +38,6 @@ ADDRESS_LIST = (
     ("eth0", "10.9.0.1"),
     ("eth1", "10.8.0.1"),
 )
-RANK_SHELL = (
-    'D=$1; shift; echo "$LOCAL_RANK $$" >"$D/ranks"; TORCHELASTIC_RESTART_COUNT=${LAUNCH_ATTEMPT:-0} '
-    'exec "$@" 1<>"$D/out.$LOCAL_RANK" 2<>"$D/err.$LOCAL_RANK"'
-)
 GPU_ENV = "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 CUDA_DEVICE_ORDER=PCI_BUS_ID"  # no folder of a run
 
 
@@ -78,8 +74,7 @@ def torchrun_argv(nnodes, node_rank, nproc, *, name, program):
         "--master-addr", "10.0.0.1" if nnodes > 1 else "127.0.0.1", "--master-port", "41873",
         "--local-addr", ADDRESSES[name], "--max-restarts", "0",
         "--log-dir", f"/tmp/run-{name}/torchrun",
-        "--no-python", "--", "/bin/sh", "-c", RANK_SHELL.replace("$", "$$"), "sh", f"/tmp/run-{name}",
-        *program,
+        "--no-python", "--", *program,
     )  # fmt: skip
 
 
@@ -574,9 +569,9 @@ def test_torchrun_gives_the_words_back_that_it_was_given(args):
     """It puts every argument through string.Template, with the run's own macros."""
     facts = facts_of("gpu1", folder="/tmp/$local_rank")
     argv = plan_of(Job(script(*args), nproc=1, cpu=True), facts).nodes[0].argv
-    given_words = argv[argv.index("-c") + 1 :]
+    given_words = argv[argv.index("--") + 1 :]
     assert [Template(word).safe_substitute(local_rank="X") for word in given_words] == [
-        RANK_SHELL, "sh", "/tmp/$local_rank", "/usr/bin/python3", "-u", "train.py", *args,
+        "/usr/bin/python3", "-u", "train.py", *args,
     ]  # fmt: skip
 
 
@@ -598,7 +593,7 @@ def test_torchrun_leaves_the_arguments_of_the_script_alone(parse_torchrun, args)
     plan: LaunchPlan = plan_of(Job(script(*args), nproc=3, cpu=True), facts_of("gpu1"))
     parsed = parse_torchrun(plan.nodes[0].argv)
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.master_port) == ("1", "3", 41873)
-    assert (parsed.no_python, parsed.training_script) == (True, "/bin/sh")
+    assert (parsed.no_python, parsed.training_script) == (True, "/usr/bin/python3")
     assert parsed.training_script_args[-len(args) :] == args
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from launcher.node.processes import proc
 from launcher.node.processes.handover_log import HandoverLog
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
+from launcher.node.processes.starter import REPORTS
 
 pytestmark = pytest.mark.linux
 
@@ -30,38 +32,26 @@ class Sent:
         if kind == messages.EXIT:
             self.exits.append((fields["local_rank"], fields["code"]))
 
-    def drain(self, wanted: object = None) -> None:
+    def watch(self, fd: int, local_rank: int, stream: int) -> None:
         """Nothing of the ranks is in a pipe."""
 
+    def drain(self, wanted: object = None) -> None:
+        """Nothing is there."""
 
-def test_an_end_that_is_read_before_its_start_is_not_lost() -> None:
-    """While one rank is taken in, which has ended already, more reports are read: of one that comes after it."""
-    stats = []
-    for _ in range(2):
-        child = subprocess.Popen([sys.executable, "-c", ""])
-        stats.append(proc.read_stat(child.pid))
-        child.wait()
-    pids = [proc.parse_stat(stat).pid for stat in stats if stat is not None]
-    reports, starter = os.pipe()
-    log, guardian = os.pipe()
+
+def test_an_end_that_is_known_before_its_start_is_not_lost(tmp_path: Path) -> None:
+    """The starter was killed, and this process reaps its ranks before it reads that they have started."""
     sent, loop = Sent(), Loop()
-    owned = RunProcesses(None, [])
-    ranks = Ranks(loop, sent, HandoverLog(guardian), owned, lambda: None)  # type: ignore[arg-type]
-    ranks._tells_exits, ranks._expected = True, 2
-    ranks._watch_starter(reports)
-
-    def write(**report: object) -> None:
-        os.write(starter, json.dumps(report).encode() + b"\n")
-
-    def end_all(local_rank: int, pid: int) -> None:
-        if local_rank == 0:
-            for number, ended in enumerate(pids):
-                write(pid=ended, status=(3 + number) << 8, ended_at=0.0)
-
-    ranks.bind = end_all
-    for rank, stat in enumerate(stats):
-        write(rank=rank, stat=stat)
+    log, guardian = os.pipe()
+    ranks = Ranks(loop, sent, HandoverLog(guardian), RunProcesses(None, []), lambda: None)  # type: ignore[arg-type]
+    ranks.expect(str(tmp_path), range(2))
+    children = [subprocess.Popen([sys.executable, "-c", f"import sys; sys.exit({code})"]) for code in (3, 4)]
+    for rank, child in enumerate(children):
+        stat = proc.read_stat(child.pid)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        (tmp_path / REPORTS).write_text(json.dumps({"rank": rank, "stat": stat}) + "\n")
+    ranks.reap()
     loop.run_once()
     assert sorted(sent.exits) == [(0, 3), (1, 4)]
-    for fd in (starter, log, guardian):
+    for fd in (log, guardian):
         os.close(fd)

@@ -26,7 +26,9 @@ def main(argv: list[str]) -> None:
     options, command = argv[:split], [string.Template(word).safe_substitute() for word in argv[split + 1 :]]
     nproc = int(options[options.index("--nproc-per-node") + 1])
     ranks = [
-        subprocess.Popen(command, env={**os.environ, "LOCAL_RANK": str(rank)}, start_new_session=True)
+        subprocess.Popen(
+            command, env={**os.environ, "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none"}, start_new_session=True
+        )
         for rank in range(nproc)
     ]
 
