@@ -144,8 +144,6 @@ class Ending:
         self._loop.ask(remove, REMOVAL_TIMEOUT_S, late, lambda found: self._report(left, {"folders": found}))
 
     def _report(self, left: list[proc.Process], fields: dict[str, Any]) -> None:
-        if self._owned.unfinished:
-            fields["unfinished"] = self._owned.unfinished
         if self._uncopied:
             fields.update(uncopied=self._uncopied[: messages.MOST_NAMES], uncopied_count=len(self._uncopied))
         self._on_counted(left, fields)

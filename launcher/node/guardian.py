@@ -112,7 +112,7 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
             if process is None or process.started != entry["started"]:
                 continue
             if entry["rank"] is None:
-                owned.set_starter(process)
+                owned.starter = process
             else:
                 owned.add_rank(entry["rank"], process)
         beat, folder = messages.encode(messages.BEAT), handover_log["folder"]

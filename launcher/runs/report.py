@@ -195,18 +195,6 @@ def left_lines(census: Census) -> list[str]:
     )
 
 
-def unfinished_lines(census: Census) -> list[str]:
-    """Return which files may be incomplete, since their writers were killed: a checkpoint, after --stop-timeout."""
-    lines = _few(
-        f"  {host}: {'a process' if rank is None else f'rank {rank}'} was killed while it wrote {path}, which may be "
-        "incomplete"
-        for host, files in census.unfinished.items()
-        for rank, path in files
-    )
-    fix = "    fix: continue from an earlier checkpoint; raise --stop-timeout if saving takes longer"
-    return [*lines, fix] if lines else []
-
-
 def uncopied_lines(census: Census) -> list[str]:
     """Return what ranks have left in LAUNCH_FILES that didn't come with their other files."""
     lines = []

@@ -473,7 +473,7 @@ class Run:
         self._say_losses(result.census)
 
     def _say_losses(self, census: Census) -> None:
-        for line in [*report.unfinished_lines(census), *report.uncopied_lines(census)]:
+        for line in report.uncopied_lines(census):
             self._say(line)
 
     async def _discard_record(self) -> None:

@@ -201,7 +201,6 @@ class Census:
     left: Mapping[str, Sequence[tuple[int, str, str]]]
     unasked: Mapping[str, int]  # host -> processes that may remain
     written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # host -> the root of the code, names in it
-    unfinished: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)  # host -> rank or None, file
     uncopied: Mapping[str, tuple[int, tuple[tuple[str, str], ...]]] = field(default_factory=dict)  # host -> how many
 
     @property
@@ -224,16 +223,14 @@ class Census:
 
 def make_census(states: Iterable[NodeState]) -> Census:
     """Combine what all nodes reported at the end; a node on which nothing of the run may be is in neither half."""
-    left, unasked, written, unfinished, uncopied = {}, {}, {}, {}, {}
+    left, unasked, written, uncopied = {}, {}, {}, {}
     for state in states:
         if state.census is not None:
             left[state.host] = list(state.census.get("left", ()))
             if state.census.get("written"):
                 written[state.host] = (str(state.census["tree"]), *state.census["written"])
-            if state.census.get("unfinished"):
-                unfinished[state.host] = state.census["unfinished"]
             if state.census.get("uncopied"):
                 uncopied[state.host] = state.census["uncopied_count"] or 0, tuple(state.census["uncopied"])
         elif state.may_run:
             unasked[state.host] = len(state.started) - len(state.exits)
-    return Census(left, unasked, written, unfinished, uncopied)
+    return Census(left, unasked, written, uncopied)

@@ -18,7 +18,7 @@ from machines.processes import send_signal
 from node_process import is_alive, read_state, wait_until
 
 from launcher.node.processes import proc
-from launcher.node.processes.proc import MARK, Process, read_process
+from launcher.node.processes.proc import MARK, read_process
 from launcher.node.processes.run_processes import RunProcesses
 
 MARKED = f"census-test.{os.getpid()}"
@@ -58,14 +58,6 @@ def find(owned: RunProcesses) -> set[int]:
     return {process.pid for process in owned.living()}
 
 
-def owned_by_rank(pid: int) -> RunProcesses:
-    owned = RunProcesses("no such mark")
-    process = read_process(pid)
-    assert process is not None
-    owned.add_rank(0, process)
-    return owned
-
-
 def kill_and_reap(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -96,39 +88,6 @@ def test_a_mark_on_what_is_older_than_the_run_is_another_s(start: Start) -> None
         assert find(owned) == found
 
 
-@pytest.mark.parametrize("record", [lambda owned, process: owned.add_rank(0, process), RunProcesses.set_starter])
-def test_the_session_of_a_rank_or_its_starter(start: Start, record: Callable[[RunProcesses, Process], None]) -> None:
-    leader, child = start(f"env -i {SLEEP} & echo $!; wait", count=1)
-    owned = RunProcesses("no such mark")
-    process = read_process(leader)
-    assert process is not None
-    record(owned, process)
-    assert find(owned) == {leader, child}
-    kill_and_reap(leader)
-    assert find(owned) == {child}, "it was seen"
-
-
-def test_a_session_s_number_without_its_leader_is_nobody_s(start: Start) -> None:
-    """A rank ended long ago, its number became a login's session, and that leader has gone as well: these are jobs."""
-    rank, job = start(f"env -i {SLEEP} & echo $!; wait", count=1)
-    owned = owned_by_rank(rank)
-    owned.ranks[0].started -= 1  # ours was another process with the same number
-    owned.add_rank(0, owned.ranks[0])
-    assert find(owned) == set()
-    kill_and_reap(rank)
-    assert find(owned) == set()
-    assert is_alive(job)
-
-
-def test_a_session_that_was_seen_once_is_remembered(start: Start) -> None:
-    """A marked process leads a session; a child without environment stays when it is gone."""
-    leader, child = start(f"env -i {SLEEP} & echo $!; wait", mark=MARKED, count=1)
-    owned = RunProcesses(MARKED)
-    assert find(owned) == {leader, child}
-    kill_and_reap(leader)
-    assert find(owned) == {child}
-
-
 def test_descent_alone(start: Start) -> None:
     """From a keeper, who is not counted, by way of a session of its own and without environment."""
     keeper, child, grandchild = start(
@@ -138,7 +97,7 @@ def test_descent_alone(start: Start) -> None:
     assert find(owned) == {child, grandchild}
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: not is_alive(child))
-    assert find(owned) == {grandchild}, "its session was seen"
+    assert find(owned) == {grandchild}, "it was seen"
 
 
 def test_descent_from_what_is_found_by_another_sign(start: Start) -> None:
@@ -147,9 +106,7 @@ def test_descent_from_what_is_found_by_another_sign(start: Start) -> None:
 
 
 def test_nobody_without_a_sign(start: Start) -> None:
-    rank, _ = start(f"{SLEEP} & echo $!; wait", count=1)
-    stranger, _ = start(f"{SLEEP} & echo $!; wait", count=1, mark=MARKED)
-    assert stranger not in find(owned_by_rank(rank))
+    start(f"{SLEEP} & echo $!; wait", count=1, mark=MARKED)
     assert find(RunProcesses("no such mark", [])) == set()
 
 
@@ -162,14 +119,13 @@ def test_a_zombie_is_not_counted(start: Start) -> None:
     assert find(RunProcesses("no such mark", [keeper])) == set()
 
 
-def test_a_session_s_number_that_was_given_out_again(start: Start) -> None:
+def test_another_process_of_that_number_gets_no_signal(start: Start) -> None:
     [pid] = start(f"exec {SLEEP}")
-    owned = owned_by_rank(pid)
-    owned.ranks[0].started -= 1  # the rank that we knew is gone, and this is another
-    owned.add_rank(0, owned.ranks[0])
-    assert find(owned) == set()
-    assert not proc.is_alive(owned.ranks[0])
-    proc.send_signal(owned.ranks[0], signal.SIGKILL)
+    process = read_process(pid)
+    assert process is not None
+    process.started -= 1  # the one that we knew is gone
+    assert not proc.is_alive(process)
+    proc.send_signal(process, signal.SIGKILL)
     assert is_alive(pid)
 
 
@@ -306,7 +262,7 @@ starter = os.fork()
 if starter == 0:
     time.sleep(300)
 counted = Counted("no such mark", [os.getpid()])
-counted.set_starter(proc.read_process(starter))
+counted.starter = proc.read_process(starter)
 if sys.argv[1] == "ended":
     rank = os.fork()
     if rank == 0:

@@ -1,14 +1,11 @@
-"""Ranks without torchrun, for a torch that is too old for ours: by the supervisor, and by the line for a shell."""
+"""Ranks without torchrun, for a torch that is too old for ours."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-from machines.patience import DEADLINE_S
 from machines.ports import free_port
 from node_process import STAND_IN, STDERR, STDOUT, Nodes
 
@@ -64,15 +61,3 @@ def test_the_python_that_is_found_imports_no_torchrun(nodes: Nodes, tmp_path: Pa
     assert [*told(node.output[0, STDOUT]), *told(node.output[1, STDOUT])] == wanted(2, 1)
     assert not node.output[None, STDERR]
     assert node.stop() == []
-
-
-def run_by_hand(node: NodePlan, **env: str) -> list[list[object]]:
-    done = subprocess.run(
-        ["/bin/sh", "-c", node.by_hand], env={**os.environ, **env}, capture_output=True, timeout=DEADLINE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return told(done.stdout)
-
-
-def test_the_line_by_hand_starts_the_same(tmp_path: Path) -> None:
-    assert run_by_hand(plan(tmp_path, 1, 0)) == wanted(1, 0)

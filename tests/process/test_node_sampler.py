@@ -6,17 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machines.driven_nvml import LOST, UNSUPPORTED, DrivenNvml
-from machines.patience import DEADLINE_S
+from machines.driven_nvml import LOST, DrivenNvml
+from machines.patience import DEADLINE_S, NEVER_S
 from node_process import is_alive, wait_until
 
 from launcher.job.facts import GpuSample
-from launcher.node.sampler import HostReader, open_gpus
+from launcher.node.sampler import HostReader
 from launcher.session.allowed_messages import read_message
 
 PERIOD_S = 0.1
@@ -26,7 +24,9 @@ HOT = (97, 71000, 81559, 420, 700, 87, 800, 0x40, 3)
 PROGRAM = """
 import json, sys
 from launcher.node.loop import Loop
+from launcher.node import sampler as module
 from launcher.node.sampler import Sampler
+module._HANGS_S = float(sys.argv[2])
 def send(kind, **fields):
     print(json.dumps(dict(fields, type=kind)), flush=True)
 loop = Loop()
@@ -44,8 +44,8 @@ def nvml(tmp_path: Path) -> DrivenNvml:
     return DrivenNvml(tmp_path)
 
 
-def start(env: dict[str, str]) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", PROGRAM, str(PERIOD_S)]
+def start(env: dict[str, str], hangs_s: float = NEVER_S) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", PROGRAM, str(PERIOD_S), str(hangs_s)]
     pipe = subprocess.PIPE
     return subprocess.Popen(argv, env={**os.environ, **env}, stdin=pipe, stdout=pipe, text=True)
 
@@ -71,9 +71,8 @@ def test_what_nvml_tells(nvml: DrivenNvml) -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("status", [LOST, UNSUPPORTED])
-def test_a_gpu_whose_calls_fail_has_no_values(nvml: DrivenNvml, status: int) -> None:
-    nvml.drive(BUSY, status)
+def test_a_gpu_whose_calls_fail_has_no_values(nvml: DrivenNvml) -> None:
+    nvml.drive(BUSY, LOST)
     with start(nvml.env) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()
@@ -100,14 +99,12 @@ def test_a_sensor_that_errs_ends_no_connection(nvml: DrivenNvml) -> None:
 
 def test_a_reader_that_hangs_is_left_alone(nvml: DrivenNvml) -> None:
     nvml.hang()
-    with start(nvml.env) as process:
+    with start(nvml.env, 0.5) as process:
         assert process.stdin is not None and process.stdout is not None
         child = int(process.stdout.readline())
-        began_at = time.monotonic()
         told = json.loads(process.stdout.readline())
         assert told["error"] == f"what reads its GPUs hangs (process {child}, state S)"
         assert (told["host"], told["gpus"]) == (None, [])
-        assert time.monotonic() - began_at > 10
         process.stdin.close()
         process.kill()
         os.kill(child, 9)  # this one only pretends
@@ -122,7 +119,3 @@ def test_the_host_itself(tmp_path: Path) -> None:
     second = reader.read()
     rates = ("swap_mib_s", "network_mib_s", "cpu_percent")
     assert all(second[name] is None or second[name] >= 0 for name in rates), second
-
-
-def test_no_gpus_at_all(fake: Callable[[str, str], None]) -> None:
-    assert open_gpus() == []

@@ -63,13 +63,6 @@ def test_no_time_means_no_word(node: Node) -> None:
     assert node.output[0, STDOUT] == b"ready\n"
 
 
-def test_a_second_stop_gives_no_more_time(node: Node) -> None:
-    node.start_ready(shell(IGNORES))
-    node.send(messages.STOP, timeout_s=0.2)
-    assert node.stop(NEVER_S) == []
-    assert len(node.find(messages.CENSUS)) == 1
-
-
 # ---- whom ----------------------------------------------------------------------------------------------------------
 
 
@@ -93,27 +86,6 @@ def test_a_trainer_below_a_shell_script_may_save_too(node: Node, tmp_path: Path)
     node.wait_until((tmp_path / "saving").exists)
     (tmp_path / "go").touch()
     assert node.wait_for(messages.CENSUS)["left"] == []
-
-
-def test_what_a_rank_was_writing_when_it_was_killed(node: Node, tmp_path: Path) -> None:
-    """A log isn't meant, nor what is read or has not begun."""
-    code = """
-        import os, signal, sys, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        place = sys.argv[1] + "/"
-        open(place + "data", "w").write("x")
-        kept = [open(place + name, mode) for name, mode in zip(sys.argv[2:], ("wb", "w", "ab", "r", "w"))]
-        for file in kept[:3]:
-            file.write(type(file.mode)("x") if "b" not in file.mode else b"x")
-            file.flush()
-        kept[3].read()
-        print("ready pids", os.getpid(), flush=True)
-        time.sleep(300)
-    """
-    node.start_ready(["env", "RANK=5", *python(code, str(tmp_path), "step.pt", "train.log", "more", "data", "empty")])
-    node.send(messages.STOP, timeout_s=0.1)
-    census = node.wait_for(messages.CENSUS)
-    assert (census["left"], census["unfinished"]) == ([], [[5, str(tmp_path / "step.pt")]])
 
 
 def test_what_a_rank_says_while_it_is_ended_comes(node: Node) -> None:
@@ -279,7 +251,7 @@ def test_the_directory_goes_before_who_has_started_ranks_that_are_gone() -> None
         signal.signal(proc.HOLD, signal.SIG_IGN)  # inherited: a real starter lives on as well
         starter = subprocess.Popen(["sleep", "300"], start_new_session=True)
         owned = RunProcesses("mark", [os.getpid()])
-        owned.set_starter(proc.read_process(starter.pid))
+        owned.starter = proc.read_process(starter.pid)
         owned.has_started = True
         steps = stop_steps.stop_run(owned, 0.0, lambda: print(proc.is_alive(owned.starter)))
         print(stop_steps.take_steps(steps, lambda: None))

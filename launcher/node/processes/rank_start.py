@@ -70,7 +70,6 @@ class RankStart:
         self._enter_code(header)
         if header.get("with_stacks"):
             self._stacks_folder = stacks.arm(self._ending.folder, self.env)
-        self._owned.global_ranks = {each["rank"]: each["env"].get("RANK") for each in header.get("processes", ())}
         if any(gpu is not None for gpu in header.get("near_gpus") or ()):
             self._ranks.bind = numa.Binding(header["near_gpus"], self._responder.gpus).bind
         if not header.get("processes"):

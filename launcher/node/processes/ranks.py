@@ -12,9 +12,11 @@ from launcher.node import messages
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, starter, workers
 from launcher.node.processes.handover_log import HandoverLog
-from launcher.node.processes.oom_kills import PERIOD_S, OomKills
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.send_queue import SendQueue
+from launcher.node.system import read_rows
+
+_FORGET_KILLS_S = 15.0
 
 
 class Ranks:
@@ -54,7 +56,8 @@ class Ranks:
         self._ended: dict[int, tuple[int, float]] = {}  # process id of a child, or the starter's -> how and when
         self._is_over = False  # the launcher knows that no rank lives, or that torchrun has ended
         self._others: dict[int, Callable[[int], object]] = {}  # children that aren't ranks
-        self._kills: OomKills | None = None  # set once a rank runs
+        self._oom_kills: int | None = None  # that are of no concern; counted once a rank runs
+        self.vmstat = "/proc/vmstat"
 
     def set_torchrun(self, child: workers.Child | None) -> None:
         """Take the process that imports torchrun and will start the ranks."""
@@ -65,7 +68,7 @@ class Ranks:
     def set_starter(self, child: workers.Child) -> None:
         """Take what starts the ranks, or will."""
         if child.process is not None:
-            self._owned.set_starter(child.process)
+            self._owned.starter = child.process
             self._handover_log.note(rank=None, pid=child.pid, started=child.process.started)
 
     def expect(self, folder: str, local_ranks: Iterable[int], on_started: Callable[[], object] = lambda: None) -> None:
@@ -163,7 +166,8 @@ class Ranks:
     def _own(self, local_rank: int, process: proc.Process) -> None:
         self.bind(local_rank, process.pid)
         self._owned.add_rank(local_rank, process)
-        self._watch_memory()
+        if self._oom_kills is None:
+            self._count_kills()
         self._handover_log.note(rank=local_rank, pid=process.pid, started=process.started)
         self._send_queue.send(messages.STARTED, local_rank=local_rank, pid=process.pid)
 
@@ -190,17 +194,23 @@ class Ranks:
             self._is_over = True
             self._send_queue.send(messages.ENDED, **workers.describe_status(status))
 
-    def _watch_memory(self) -> None:
-        if self._kills is None:
-            self._kills = OomKills()
-            self._forget_old_kills()
-
-    def _forget_old_kills(self) -> None:
-        assert self._kills is not None  # a rank runs
-        self._kills.forget()
-        self._loop.call_later(PERIOD_S, self._forget_old_kills)
+    def _count_kills(self) -> None:
+        """Disregard what the kernel has killed so far, such as a process of somebody else."""
+        self._oom_kills = self._read_kills()
+        self._loop.call_later(_FORGET_KILLS_S, self._count_kills)
 
     def _judge_kill(self, ending: dict[str, Any]) -> str | None:
-        """Judge whether the kernel killed a rank because memory ran out; a shell exits with 137 for a killed child."""
+        """Return `probable` if the kernel has killed a process for lack of memory lately; that explains one end only.
+
+        It counts each of this machine, in any container, before it sends the signal. A shell exits with 137 for a
+        killed child.
+        """
         is_kill = ending["signal"] == signal.SIGKILL or ending["code"] == 128 + signal.SIGKILL
-        return self._kills.judge() if is_kill and self._kills is not None else None
+        if not is_kill or self._oom_kills is None or self._read_kills() <= self._oom_kills:
+            return None
+        self._oom_kills += 1
+        return "probable"
+
+    def _read_kills(self) -> int:
+        """Return 0 if the kernel doesn't count them, as before Linux 4.13."""
+        return next((int(row[1]) for row in read_rows(self.vmstat) if row[0] == "oom_kill"), 0)

@@ -66,7 +66,6 @@ def stop_run(
         rest = _Rest(owned)
         yield from _wait(max(end, clock() + REST_S), rest.is_gone, clock)
         living = owned.living()
-    owned.note_unfinished(living)
     return (yield from _kill(owned, living, time.monotonic() + CENSUS_S, remove_folder))
 
 

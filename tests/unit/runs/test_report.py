@@ -22,7 +22,6 @@ from launcher.runs.report import (
     plan_line,
     start_line,
     uncopied_lines,
-    unfinished_lines,
     warning_lines,
     written_lines,
 )
@@ -214,16 +213,6 @@ def test_files_of_the_flight_recorder_are_named_with_what_reads_them():
         "    don't run torchfrtrace on it: 4 files can't be trusted, such as logs/r/files/node_0/nccl_trace_rank_1 "
         "(is cut off)",
     ]
-
-
-def test_what_was_killed_while_it_saved() -> None:
-    census = Census({"gpu1": [], "gpu2": []}, {}, unfinished={"gpu1": [[0, "/d/step_9.pt"], [None, "/d/x"]]})
-    assert unfinished_lines(census) == [
-        "  gpu1: rank 0 was killed while it wrote /d/step_9.pt, which may be incomplete",
-        "  gpu1: a process was killed while it wrote /d/x, which may be incomplete",
-        "    fix: continue from an earlier checkpoint; raise --stop-timeout if saving takes longer",
-    ]
-    assert unfinished_lines(Census({}, {})) == []
 
 
 def test_what_ranks_left_that_did_not_come() -> None:
