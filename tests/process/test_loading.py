@@ -72,9 +72,14 @@ def replace_code(path: Path, old: bytes) -> None:
     path.write_bytes(sha256(data).digest() + data)
 
 
+def damage_bytecode(path: Path) -> None:
+    evil = path.read_bytes().replace(b"sent", b"evil")
+    path.write_bytes(evil.replace(PROBE.content.replace(b"sent", b"evil"), PROBE.content))
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "another archive": lambda path: replace_code(path, b"'sent'"),
-    "other bytecode": lambda path: path.write_bytes(path.read_bytes().replace(b"sent", b"evil")),
+    "other bytecode": damage_bytecode,
     "cut off": lambda path: os.truncate(path, path.stat().st_size // 2),
     "a link": lambda path: (path.rename(path.with_name("it")), path.symlink_to("it")),
     "a FIFO": lambda path: (path.unlink(), os.mkfifo(path)),
