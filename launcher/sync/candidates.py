@@ -9,12 +9,27 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from launcher.node.code.listing import parents
-from launcher.sync.default_exclusions import CACHE, ENVIRONMENT, IGNORED, LAUNCHIGNORE, PATTERNS, classify
 from launcher.sync.git import Repository, find_repository, list_names
 from launcher.sync.launchignore import exclude_options, read_patterns, seen_from_above, seen_from_inside
+
+# Why something isn't sent; what git tracks is sent nevertheless, and a line of `.launchignore` overrides the names.
+IGNORED = "git-ignored"
+LAUNCHIGNORE = ".launchignore"
+CACHE = "cache"
+ENVIRONMENT = "virtual environment"
+SECRETS = "secrets"
+STAYING = "logs"
+
+CACHES = (
+    "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox",
+    "node_modules", "*.egg-info", ".hg", ".svn",
+)  # fmt: skip
+SECRET_FILES = (".env", ".env.*", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk")
+PATTERNS = (*SECRET_FILES, *(f"{name}/" for name in CACHES))  # as a .gitignore file would have them
 
 _GITLINK = "160000"  # the mode of a submodule
 
@@ -106,3 +121,11 @@ def _add_repository(found: Candidates, folder: Path, name: str, patterns: Sequen
         found.uninitialized.add(name)
     else:
         found.add_below(name, _list(path, patterns))
+
+
+def classify(name: str) -> str | None:
+    """Return why a file or directory is left out by its name alone; None for any other name."""
+    last = name.rstrip("/").rpartition("/")[2]
+    if name.endswith("/") and any(fnmatchcase(last, pattern) for pattern in CACHES):
+        return CACHE
+    return SECRETS if any(fnmatchcase(last, pattern) for pattern in SECRET_FILES) else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import UsageError
 from launcher.escapes import shown
 from launcher.job.tree import Tree
-from launcher.sync.default_exclusions import CACHE, STAYING
+from launcher.sync.candidates import CACHE, STAYING
 from launcher.wording import count, size
 
 if TYPE_CHECKING:

@@ -15,8 +15,16 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.escapes import listed_names, shown
 from launcher.node.code.listing import is_inside, parents
-from launcher.sync.candidates import Candidates, find_candidates
-from launcher.sync.default_exclusions import CACHE, ENVIRONMENT, IGNORED, LAUNCHIGNORE, STAYING, classify
+from launcher.sync.candidates import (
+    CACHE,
+    ENVIRONMENT,
+    IGNORED,
+    LAUNCHIGNORE,
+    STAYING,
+    Candidates,
+    classify,
+    find_candidates,
+)
 from launcher.sync.git import Repository, find_repository
 from launcher.wording import count
 

@@ -9,13 +9,13 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.job.tree import Tree
+from launcher.sync.candidates import STAYING
 from launcher.sync.code_messages import (
     code_line,
     describe_left_out,
     progress_words,
     refuse_large,
 )
-from launcher.sync.default_exclusions import STAYING
 from launcher.sync.selection import Selection
 
 TREE = Tree("/proj", b"", "5f3a91c" + 57 * "0", 212, 1_800_000, left_out="data/ (git-ignored)")
