@@ -35,7 +35,7 @@ from launcher.output.console import dated
 from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs import host_history
-from launcher.runs.code_version import CodeQuestion
+from launcher.runs.code_version import find_version, keep_code_version
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import ALL_RUN, QUEUED, Opener, RunOptions
 from launcher.session.session import Session
@@ -62,10 +62,10 @@ def run_planted(
             return stopped
         job = replace(job, tree=replace(job.tree, kept={}))  # the controller's host has it by now
     credentials = make_credentials(len(everyone))
-    question, runs = CodeQuestion(job), RunList.of_user(os.environ)
+    runs = RunList.of_user(os.environ)
     with _remembering():  # so that no run of this machine has the id that the controller shall use
         own_id = runs.take_id(datetime.now(), credentials.fingerprint)
-    version = question.version()
+    version = find_version(job)
     control = Control(
         replace(name_continued(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(request), "git": version and asdict(version)}, credentials, own_id, request.quiet,
@@ -88,8 +88,10 @@ def run_planted(
             runs.add(planted)
         if not request.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
-        question.keep(partial(keep_version, runs, run_id))
-        with keep_origin(runs, run_id, job_here, everyone, request, options.until_at):
+        with (
+            keep_code_version(job, None, partial(keep_version, runs, run_id)),
+            keep_origin(runs, run_id, job_here, everyone, request, options.until_at),
+        ):
             code = _attach(planting)
     except KeyboardInterrupt:
         if planting.was_refused:
@@ -97,7 +99,6 @@ def run_planted(
         raise
     finally:
         planting.close()
-        question.close()
         if planting.was_refused:
             runs.discard(own_id)
     if code is not None:

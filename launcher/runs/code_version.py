@@ -1,7 +1,7 @@
 """Find the commit of the user's code, and what differs from it, by asking git while the run starts.
 
 A repository may be large, or on a slow file system: `keep_code_version` lets the run start meanwhile, and its end waits
-a second for git at most. A run that gets a controller on a host waits for `CodeQuestion.version` before it starts.
+a second for git at most. A run that gets a controller on a host waits for `find_version` before it starts.
 Without git, outside a repository, or if git refuses a repository of another owner, nothing is known; that's no error.
 
 `git status` may run the filters of the repository's configuration (git-lfs is one), just as the ranks run its code;
@@ -15,13 +15,11 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
@@ -42,58 +40,36 @@ Keep = Callable[[CodeVersion, bytes], object]  # takes commit and state, and the
 
 
 @contextlib.contextmanager
-def keep_code_version(job: Job, record: RunRecord, keep: Keep) -> Iterator[None]:
-    """Add `git` to run.json while the block runs, and keep what differs; it describes the code on this machine."""
-    question = CodeQuestion(job, lambda version: record.add({"git": version and asdict(version)}))
-    question.keep(keep)
+def keep_code_version(job: Job, record: RunRecord | None, keep: Keep) -> Iterator[None]:
+    """Ask git while the block runs: add commit and state to run.json, if there is one, and keep what differs.
+
+    It describes the code on this machine.
+    """
+    folder, thread = find_code(job), None
+    git = None if folder is None else Git(folder)
+
+    def ask(git: Git) -> None:
+        version = git.version()
+        if record is not None:
+            record.add({"git": version and asdict(version)})
+        if version is not None:
+            keep(version, git.patch(version) if job.tree is None else b"")  # else it is kept as a tree
+
+    if git is not None:
+        with contextlib.suppress(LauncherError):  # without a thread, the run itself will say so, or do without
+            thread = start_thread(partial(ask, git), "git", lambda error: None)
     try:
         yield
     finally:
-        question.close()
+        if git is not None and thread is not None:
+            thread.join(FAREWELL_S)
+            git.stop()
 
 
-class CodeQuestion:
-    """Asks git about the code of a job: first for its commit and state, then for what differs from the commit."""
-
-    def __init__(self, job: Job, take: Callable[[CodeVersion | None], object] = lambda version: None) -> None:
-        """take: called with commit and state, in a thread, once they are known."""
-        self._take = take
-        self._version: CodeVersion | None = None
-        self._keeps: SimpleQueue[Keep] = SimpleQueue()
-        self._is_known = threading.Event()
-        folder = find_code(job)
-        self._git = None if folder is None else Git(folder)
-        self._is_sent = job.tree is not None  # then it is kept as a tree
-        self._thread: threading.Thread | None = None
-        if self._git is not None:
-            # Without a thread, the run itself will say so, or do without.
-            with contextlib.suppress(LauncherError):
-                self._thread = start_thread(partial(self._ask, self._git), "git", lambda error: None)
-
-    def version(self) -> CodeVersion | None:
-        """Return commit and state of the code on this machine, if git answers within a second."""
-        if self._thread is not None:
-            self._is_known.wait(FAREWELL_S)
-        return self._version
-
-    def keep(self, keep: Keep) -> None:
-        """Let commit and state be kept, and the patch with what differs from the commit."""
-        self._keeps.put(keep)
-
-    def close(self) -> None:
-        """Wait a second for git, then kill it."""
-        if self._thread is not None and self._git is not None:
-            self._keeps.put(lambda version, patch: None)
-            self._thread.join(FAREWELL_S)
-            self._git.stop()
-
-    def _ask(self, git: Git) -> None:
-        self._version = git.version()
-        self._is_known.set()
-        self._take(self._version)
-        if self._version is not None:
-            keep = self._keeps.get()
-            keep(self._version, b"" if self._is_sent else git.patch(self._version))
+def find_version(job: Job) -> CodeVersion | None:
+    """Return commit and state of the code on this machine, if git answers within a second."""
+    folder = find_code(job)
+    return None if folder is None else Git(folder, FAREWELL_S).version()
 
 
 def find_code(job: Job) -> Path | None:
@@ -107,9 +83,10 @@ def find_code(job: Job) -> Path | None:
 class Git:
     """Asks git about one directory; `stop`, called by another thread, kills the git that is running."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, timeout_s: float | None = None) -> None:
+        """timeout_s: for commit and state; None: ANSWER_S."""
         self._folder = folder
-        self._deadline = time.monotonic() + ANSWER_S
+        self._deadline = time.monotonic() + (timeout_s or ANSWER_S)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
