@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from launcher.output.lines import STDERR
 
 HOLD_S = 5.0  # a run that prints something this long after a traceback has survived it
-HELD_BYTES = 256 << 10  # of each rank
+HELD_BYTES = 64 << 10  # of each rank; of a thousand, that is still little
 
 # How a report of an error begins: Python's, also behind a progress bar, a SyntaxError's, NCCL's, and those of C++.
 _CLUES = (b"Traceback (", b'  File "', b":[E", b"terminate called", b"Fatal Python error")
