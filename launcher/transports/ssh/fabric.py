@@ -35,9 +35,9 @@ from launcher.errors import HostFailure, LauncherError
 from launcher.hosts.host import Host
 from launcher.transports.base import KILLED, READ_BYTES, STDERR, STDOUT, Channel, TransportSettings, check_config_file
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.identities import Login, LoginRefused, PrivateKeys
+from launcher.transports.ssh.identities import Login, PrivateKeys
 from launcher.transports.ssh.known_hosts import KnownKey, find_known_keys
-from launcher.transports.ssh.logins import LoginError, LoginQueue, keep_trying
+from launcher.transports.ssh.logins import LoginError, LoginQueue, TakesSsh, keep_trying
 from launcher.transports.ssh.openssh import OpenSSHTransport
 from launcher.transports.ssh.openssh_config import HostConfig, HostConfigs, find_ssh, login_args
 from launcher.transports.ssh.this_machine import ThisMachine
@@ -63,22 +63,6 @@ _CIPHER = "aes128-gcm@openssh.com"
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 _DROPPED = ("Error reading SSH protocol banner", "Connection reset by peer", "EOF during negotiation")
 _SILENT = ("timed out", "no existing session")
-
-
-class NeedsSsh(paramiko.SSHException):
-    """Fabric can't do a login; `failure` is what is reported where ssh can't be used either."""
-
-    def __init__(self, reason: str, failure: HostFailure) -> None:
-        super().__init__(reason)
-        self.failure = failure
-
-
-class TakesSsh(LoginError):
-    """Fabric can't log in, and not because of the network: ssh may, and `reason` says what it is used for."""
-
-    def __init__(self, reason: str, failure: HostFailure, jump_host: str | None) -> None:
-        super().__init__(failure, jump_host)
-        self.reason = reason
 
 
 class _Packetizer(Packetizer):
@@ -249,24 +233,24 @@ class FabricTransport:
 
 
 def refuse_needs(hop: HostConfig) -> None:
-    """Raise NeedsSsh for what of a login Fabric can't do, and would ignore."""
+    """Raise TakesSsh for what of a login Fabric can't do, and would ignore."""
     needs = [
         f"{name} in ssh_config" for name in _FOR_SSH if hop.options.get(name.lower(), ["none"])[0] not in _DEFAULTS
     ]
     if any("%" in path for path in hop.options.get("identityfile", ())):
         needs.append("a token in IdentityFile")
     if needs:
-        raise NeedsSsh(needs[0], hop.place.takes_ssh(needs[0]))
+        raise TakesSsh(needs[0], hop.place.takes_ssh(needs[0]))
 
 
 def _find_keys(hop: HostConfig) -> list[KnownKey]:
-    """Return the keys that a host may have; raise NeedsSsh if known_hosts has none, or more than keys about it."""
+    """Return the keys that a host may have; raise TakesSsh if known_hosts has none, or more than keys about it."""
     known = find_known_keys(hop)
     if any(each.marker for each in known):
         need = "a line of known_hosts that begins with @"
-        raise NeedsSsh(need, hop.place.takes_ssh(need))
+        raise TakesSsh(need, hop.place.takes_ssh(need))
     if not known:
-        raise NeedsSsh("a host key that fabric doesn't find in known_hosts", hop.place.key_unknown())
+        raise TakesSsh("a host key that fabric doesn't find in known_hosts", hop.place.key_unknown())
     return known
 
 
@@ -279,7 +263,7 @@ class _Policy(paramiko.MissingHostKeyPolicy):
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         if key.get_base64() not in self._known:
-            raise NeedsSsh("a host key other than that in known_hosts", self._place.key_changed(key.fingerprint))
+            raise TakesSsh("a host key other than that in known_hosts", self._place.key_changed(key.fingerprint))
 
 
 def _make_transport(kinds: set[str], sock: Any, **settings: Any) -> paramiko.Transport:
@@ -294,13 +278,11 @@ def _make_transport(kinds: set[str], sock: Any, **settings: Any) -> paramiko.Tra
 
 def classify(error: Exception, place: Destination, jump_host: str | None) -> LoginError:
     """Return what an exception means that the login to `place` raised; jump_host: its name, if `place` is one."""
+    if isinstance(error, TakesSsh):
+        return TakesSsh(error.reason, error.failure, jump_host)
     failure = _find_network_failure(error, place)
     if failure is not None:
         return LoginError(failure, jump_host)
-    if isinstance(error, LoginRefused):
-        return TakesSsh("a login that fabric's keys don't open", place.login_refused(error.tried), jump_host)
-    if isinstance(error, NeedsSsh):
-        return TakesSsh(str(error), error.failure, jump_host)
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):  # of this machine, such as too many open files
         return LoginError(place.other(said), jump_host)

@@ -20,18 +20,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import PublicBlob
 
+from launcher.transports.ssh.logins import TakesSsh
 from launcher.transports.ssh.openssh_config import HostConfig, is_file
 
 _AGENT_TIMEOUT_S = 30.0  # it may ask its user
 _LIST_TIMEOUT_S = 10.0  # an agent that never answers is passed over: its computer sleeps, or it was stopped
-
-
-class LoginRefused(paramiko.AuthenticationException):
-    """The server has accepted nothing that was tried."""
-
-    def __init__(self, tried: Sequence[str]) -> None:
-        super().__init__("login refused")
-        self.tried = tuple(tried)
 
 
 class Login:
@@ -44,7 +37,7 @@ class Login:
         self._password = password
 
     def authenticate(self, transport: paramiko.Transport) -> None:
-        """Log in; raise LoginRefused, or the error that broke the connection."""
+        """Log in; raise TakesSsh if nothing was accepted, or the error that broke the connection."""
         tried = []
         with _open_agent(self._answer.options.get("identityagent", ["SSH_AUTH_SOCK"])[0]) as agent_keys:
             for name, key in self._find_keys(agent_keys):
@@ -65,7 +58,7 @@ class Login:
                     return
             except paramiko.AuthenticationException as error:
                 _raise_timeout(error)
-        raise LoginRefused(tried)
+        raise TakesSsh("a login that fabric's keys don't open", self._answer.place.login_refused(tried))
 
     def _find_keys(self, agent_keys: Sequence[AgentKey]) -> Iterator[tuple[str, paramiko.PKey]]:
         """Yield the keys to offer, each with its name: those of ssh_config, from the agent or a file, and the agent's.

@@ -30,6 +30,15 @@ class LoginError(Exception):
         self.jump_host = jump_host
 
 
+class TakesSsh(LoginError):
+    """Fabric can't log in, and not because of the network: ssh may, and `reason` says what it is used for."""
+
+    def __init__(self, reason: str, failure: HostFailure, jump_host: str | None = None) -> None:
+        """failure: what is reported where ssh can't be used either."""
+        super().__init__(failure, jump_host)
+        self.reason = reason
+
+
 class LoginQueue:
     """The logins that pass through one sshd: a host's own, or that of a jump host which many hosts share.
 

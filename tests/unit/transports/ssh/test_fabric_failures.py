@@ -10,9 +10,9 @@ import pytest
 from paramiko.ssh_exception import IncompatiblePeer, NoValidConnectionsError
 
 from launcher.errors import HostFailureKind
-from launcher.transports.ssh.fabric import NeedsSsh, TakesSsh, classify
+from launcher.transports.ssh.fabric import classify
 from launcher.transports.ssh.failures import Destination
-from launcher.transports.ssh.identities import LoginRefused
+from launcher.transports.ssh.logins import TakesSsh
 
 PLACE = Destination("10.0.0.2", "10.0.0.2", 22, "ann")
 REFUSED = HostFailureKind.REFUSED, "10.0.0.2 port 22 refuses the connection"
@@ -48,8 +48,7 @@ def test_errors_of_the_network(error: Exception, found: tuple[HostFailureKind, s
 @pytest.mark.parametrize(
     ("error", "kind", "reason"),
     [
-        (LoginRefused(["id"]), HostFailureKind.LOGIN_REFUSED, "a login that fabric's keys don't open"),
-        (NeedsSsh("BindAddress", PLACE.takes_ssh("BindAddress")), HostFailureKind.SSH, "BindAddress"),
+        (TakesSsh("BindAddress", PLACE.takes_ssh("BindAddress")), HostFailureKind.SSH, "BindAddress"),
         (IncompatiblePeer("no kex"), HostFailureKind.SSH, "fabric fails (IncompatiblePeer: no kex)"),
         (EOFError("x"), HostFailureKind.LOST, "fabric fails (EOFError: x)"),
         (paramiko.SSHException("key cannot sign"), HostFailureKind.SSH, "fabric fails (SSHException: key cannot sign)"),
