@@ -21,7 +21,7 @@ from node_process import find_marked, wait_until
 from launcher.hosts.host import Host
 from launcher.node import messages
 from launcher.transports import bootstrap
-from launcher.transports.agents.credentials import Credentials, make_credentials
+from launcher.transports.agents.credentials import make_credentials
 from launcher.transports.agents.hub import Hub, Notice
 from launcher.transports.archives import pack_node
 from launcher.transports.base import STDERR, STDOUT
@@ -80,28 +80,17 @@ class Fleet:
         self.names = names
         self.changes = 0
         self._silence_s = silence_s
-        self._notice = notice
         self.planted: list[Planted] = []
         self.state = tempfile.TemporaryDirectory()  # no agent uses that of the user
-        self._hubs: list[Hub] = []
-        self.hub, self.port = self.open_hub()
-
-    def open_hub(self, port: int = 0) -> tuple[Hub, int]:
-        """Return a hub and its port."""
-        hub = Hub(
-            RUN, self.names, self.credentials, silence_s=self._silence_s, on_change=self._count, may_rejoin=True,
-            notice=self._notice,
-        )  # fmt: skip
-        self._hubs.append(hub)
-        return hub, hub.listen([port])
+        self.hub = Hub(
+            RUN, names, self.credentials, silence_s=silence_s, on_change=self._count, may_rejoin=True, notice=notice
+        )
+        self.port = self.hub.listen()
 
     def _count(self) -> None:
         self.changes += 1
 
-    def plant(
-        self, name: str, addresses: Addresses = (), *, credentials: Credentials | None = None,
-        python: str = sys.executable, **fields: Any,
-    ) -> Planted:  # fmt: skip
+    def plant(self, name: str, addresses: Addresses = (), *, python: str = sys.executable, **fields: Any) -> Planted:
         """Start an agent; fields: of its first message, instead of those that are right."""
         index = self.names.index(name)
         order = {
@@ -109,7 +98,7 @@ class Fleet:
             "index": index,
             "token": self.credentials.tokens[index],
             "addresses": list(addresses) or [("127.0.0.1", self.port)],
-            "fingerprint": (credentials or self.credentials).fingerprint,
+            "fingerprint": self.credentials.fingerprint,
             "silence_s": self._silence_s,
             "redial_s": NEVER_S,
             "connect_timeout_s": NEVER_S,
@@ -138,9 +127,8 @@ class Fleet:
         return [*find_marked(self.mark, MARK)]
 
     def close(self) -> None:
-        """Close the hubs and all logins; then nothing may be left."""
-        for hub in self._hubs:
-            hub.close(DEADLINE_S)
+        """Close the hub and all logins; then nothing may be left."""
+        self.hub.close(DEADLINE_S)
         for planted in self.planted:
             planted.channel.close()
         try:
@@ -177,11 +165,6 @@ class Wire:
     def stall(self) -> None:
         """Carry nothing any more, not even the end of a connection, and take no new one."""
         self._is_stalled = True
-        os.write(self._wake_write, b"x")
-
-    def resume(self) -> None:
-        """Carry on with what waits."""
-        self._is_stalled = False
         os.write(self._wake_write, b"x")
 
     def close(self) -> None:

@@ -540,9 +540,10 @@ def test_a_frozen_agent_is_dropped_and_hangs_up_when_it_thaws(make_fleet: MakeFl
 
 
 def test_one_agent_tells_that_the_controller_is_gone(
-    wire: Callable[[int], Wire], make_fleet: MakeFleet, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, wire: Callable[[int], Wire], make_fleet: MakeFleet, tmp_path: Path
 ) -> None:
     """Not that of the controller's host, and another one if that was cut off meanwhile."""
+    monkeypatch.setattr(hub, "RETURN_S", 0.1)  # they don't come back
 
     def stall(silence_s: float) -> tuple[Fleet, Path]:
         said = tmp_path / f"said {silence_s}"
@@ -566,13 +567,16 @@ def test_one_agent_tells_that_the_controller_is_gone(
     assert said.read_text() == "gone\n"
 
 
-def test_a_controller_whose_port_refuses_is_gone(make_fleet: MakeFleet, tmp_path: Path) -> None:
+def test_a_controller_whose_port_refuses_is_gone(
+    monkeypatch: pytest.MonkeyPatch, make_fleet: MakeFleet, tmp_path: Path
+) -> None:
     """The agents don't wait, and one of them tells."""
+    monkeypatch.setattr(hub, "RETURN_S", 0.1)  # they don't come back
     said = tmp_path / "said"
     fleet = make_fleet("n1", "n2", notice=Notice(f'echo "$LAUNCH_CAUSE" >>"{said}"', {"LAUNCH_CAUSE": "gone"}, "n1"))
     way = Wire(fleet.port)
     fleet.start(addresses=[("127.0.0.1", way.port)], redial_s=NEVER_S)
-    holds = fleet.hub.open_transport().open(B, "echo $PPID; cat; sleep 15", DEADLINE_S)  # it saves, say
+    holds = fleet.hub.open_transport().open(B, "echo $PPID; cat; sleep 8", DEADLINE_S)  # it saves, say
     read_line(holds)
     way.cut()
     way.close()
