@@ -271,8 +271,8 @@ def test_what_becomes_of_a_claim_after_an_attempt(gpus: str, nodes: Nodes, tmp_p
     node.send(messages.STOP, timeout_s=0, stays=True)
     node.wait_for(messages.IDLE)
     other = Run(gpus, "other", gpu["uuid"])
-    assert other.claim(0) == ["mine"]
     wait_for(as_user(ANN, lambda: check(Run(gpus, "mine", gpu["uuid"]).claim(0) == ["mine"])))
+    assert other.claim(0) == ["mine"], "another user has asked for it in vain"
     if how == "closed":
         node.hang_up()
     elif how == "guardian":
