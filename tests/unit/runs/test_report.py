@@ -137,27 +137,14 @@ def test_the_error_is_red_and_what_to_do_is_bold():
     ]
 
 
-@pytest.mark.parametrize(
-    ("failed", "first", "lines"),
-    [
-        (
-            rank_failure(code=None, signal=9, gpu=None, stderr="", stdout=""),
-            "gpu2 rank 11 failed first (killed by SIGKILL), stopping the run on 1 host",
-            [
-                "  gpu2 rank 11 (local rank 3) at 09:16:31:",
-                "    killed by SIGKILL",
-                "  why: it was killed from outside: by a user, by systemd-oomd or earlyoom, or by the kernel for "
-                "lack of memory",
-                "  fix: see which with dmesg -T on that host; for memory, use fewer loader workers, or a smaller batch",
-                "  full log: log",
-            ],
-        ),
-    ],
-)
-def test_the_cause_where_no_exception_tells(failed, first, lines):
-    cause = find_cause([failed])
-    assert failed_first_line(cause, 1) == first
-    assert texts(cause_block(cause, [], 16, Path("log"))) == lines
+def test_the_cause_where_no_exception_tells():
+    cause = find_cause([rank_failure(code=None, signal=9, gpu=None, stderr="", stdout="")])
+    assert failed_first_line(cause, 1) == "gpu2 rank 11 failed first (killed by SIGKILL), stopping the run on 1 host"
+    first, ending, why, fix, log = texts(cause_block(cause, [], 16, Path("log")))
+    assert (first, ending, log) == (
+        "  gpu2 rank 11 (local rank 3) at 09:16:31:", "    killed by SIGKILL", "  full log: log",
+    )  # fmt: skip
+    assert why.startswith("  why: it was killed from outside: ") and fix.startswith("  fix: see which with dmesg -T ")
 
 
 OOM = (
@@ -192,7 +179,7 @@ def test_the_block_fits_a_screen(error, wide):
 
 @pytest.mark.parametrize(
     ("number", "more"),
-    [(0, []), (1, []), (8, []), (9, ["  and 1 more: run launch check"]), (20, ["  and 12 more: run launch check"])],
+    [(0, []), (8, []), (9, ["  and 1 more: run launch check"])],
 )
 def test_warnings_are_a_line_each_and_not_too_many(number, more):
     warnings = [Finding(("gpu1", "gpu2"), f"text {index}", "remedy", WARNING) for index in range(number)]
