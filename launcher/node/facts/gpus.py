@@ -6,10 +6,9 @@ import json
 import os
 import subprocess
 import time
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional
 
 from launcher.node import messages, system
-from launcher.node.kernel_log import KERNEL_LOG, open_log, read_records
 from launcher.node.processes import proc
 
 TOOL_TIMEOUT_S = 5
@@ -25,6 +24,8 @@ _LOST = ("[GPU is lost]", "[GPU requires reset]")
 _UNKNOWN_ERROR = "[Unknown Error]"  # some GPUs that are well answer so for a fan
 _APP_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _AMD_COMMAND = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json"]
+KERNEL_LOG = "/dev/kmsg"  # which on most systems only root may read
+_MOST_RECORDS = 20000  # more than its ring holds
 _MOST_XIDS = 20  # told at once
 _XID_START = b"NVRM: Xid (PCI:"
 
@@ -208,16 +209,30 @@ def _mebibytes(text: Any) -> int | None:
 def follow_xids() -> Callable[[], list[dict[str, Any]]]:
     """Return what finds the faults that the driver has logged since the last call; it finds none without the right."""
     try:
-        fd = open_log(KERNEL_LOG)
+        fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
         os.lseek(fd, 0, os.SEEK_END)
     except OSError:
         return list
 
     def find() -> list[dict[str, Any]]:
-        found = [_parse_xid(record) for record in read_records(fd) if _XID_START in record]
+        found = [_parse_xid(record) for record in _read_records(fd) if _XID_START in record]
         return [entry for entry in found if entry is not None][:_MOST_XIDS]
 
     return find
+
+
+def _read_records(fd: int) -> Iterator[bytes]:
+    """Yield the records that were not read yet (Documentation/ABI/testing/dev-kmsg)."""
+    for _ in range(_MOST_RECORDS):
+        try:
+            record = os.read(fd, 8192)
+        except BrokenPipeError:  # the ring has overwritten the record; the next read returns the oldest one left
+            continue
+        except OSError:  # the end of the log, where a read would block
+            return
+        if not record:
+            return
+        yield record
 
 
 def _parse_xid(record: bytes) -> dict[str, Any] | None:
