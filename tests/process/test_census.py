@@ -72,12 +72,6 @@ def test_the_mark_alone(start: Start) -> None:
     assert find(RunProcesses(MARKED[:-1])) == find(RunProcesses(MARKED + "0")) == set()
 
 
-def test_the_mark_of_an_orphan_in_another_session(start: Start) -> None:
-    shell, orphan = start(f"setsid {SLEEP} & echo $!", mark=MARKED, count=1)
-    wait_until(lambda: not is_alive(shell))
-    assert find(RunProcesses(MARKED)) == {orphan}
-
-
 def test_a_mark_on_what_is_older_than_the_run_is_another_s(start: Start) -> None:
     [pid] = start(f"exec {SLEEP}", mark=MARKED)
     process = read_process(pid)
@@ -127,14 +121,9 @@ def test_another_process_of_that_number_gets_no_signal(start: Start) -> None:
     assert not proc.is_alive(process)
     proc.send_signal(process, signal.SIGKILL)
     assert is_alive(pid)
-
-
-def test_a_signal_to_who_is_gone_is_no_error(start: Start) -> None:
-    [pid] = start(f"exec {SLEEP}")
-    process = read_process(pid)
-    assert process is not None
+    process.started += 1
     kill_and_reap(pid)
-    proc.send_signal(process, signal.SIGTERM)
+    proc.send_signal(process, signal.SIGTERM)  # which is no error
     assert not proc.is_alive(process)
 
 

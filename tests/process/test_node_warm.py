@@ -259,7 +259,7 @@ def test_real_ranks_compute_the_same(nodes: Nodes, tmp_path: Path) -> None:
     assert node.stop() == []
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_of_a_rank_is_one_of_its_own(nodes: Nodes, tmp_path: Path, method: str) -> None:
     """As of a data loader: it finds the script again, and imports torch itself unless it is a fork."""
     node = start(nodes, tmp_path, SPAWNS, method, nproc=2, env={"TMPDIR": "/tmp"})  # for the path of a socket
@@ -292,23 +292,23 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
 
 
 @pytest.mark.parametrize(
-    ("torch", "early", "late", "told"),
+    ("torch", "late", "told"),
     [
-        ("import threading, time; threading.Thread(target=time.sleep, args=(300,), daemon=True).start()", {}, {},
+        ("import threading, time; threading.Thread(target=time.sleep, args=(300,), daemon=True).start()", {},
          "importing torch starts threads (python)"),
-        ("raise OSError('libcudart.so.13: cannot open shared object file')", {}, {},
+        ("raise OSError('libcudart.so.13: cannot open shared object file')", {},
          "torch can't be imported: OSError: libcudart.so.13: cannot open shared object file"),
-        ("import os; os._exit(7)", {}, {}, "the Python that imports torch has ended"),
-        ("import colorsys", {}, {}, "{folder}/colorsys.py hides a module that torch has imported"),
-        ("", {}, {"OMP_NUM_THREADS": "77"}, "OMP_NUM_THREADS was set after torch was imported"),
+        ("import os; os._exit(7)", {}, "the Python that imports torch has ended"),
+        ("import colorsys", {}, "{folder}/colorsys.py hides a module that torch has imported"),
+        ("", {"OMP_NUM_THREADS": "77"}, "OMP_NUM_THREADS was set after torch was imported"),
     ],
 )  # fmt: skip
 def test_then_the_shim_starts_the_ranks(
-    nodes: Nodes, tmp_path: Path, torch: str, early: dict[str, str], late: dict[str, str], told: str
+    nodes: Nodes, tmp_path: Path, torch: str, late: dict[str, str], told: str
 ) -> None:
     own = write_torch(tmp_path, torch)
     (tmp_path / "colorsys.py").write_text("print('mine')\n")
-    node = start(nodes, tmp_path, "import colorsys", nproc=2, torch=own, env=early, late=late)
+    node = start(nodes, tmp_path, "import colorsys", nproc=2, torch=own, late=late)
     assert reason(node) == told.format(folder=tmp_path), str(node)
     assert node.wait_for_exits(2) == {0: (0, None), 1: (0, None)}, str(node)
     assert node.output[1, STDOUT] == b"mine\n"

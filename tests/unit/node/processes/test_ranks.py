@@ -14,7 +14,7 @@ import pytest
 
 from launcher.node import messages
 from launcher.node.loop import Loop
-from launcher.node.processes import proc
+from launcher.node.processes import proc, workers
 from launcher.node.processes.handover_log import HandoverLog
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
@@ -54,15 +54,16 @@ def scene(tmp_path: Path) -> Iterator[tuple[Ranks, Sent, Loop]]:
 
 def test_an_end_that_is_known_before_its_start_is_not_lost(tmp_path: Path, scene: tuple[Ranks, Sent, Loop]) -> None:
     """The starter was killed, and this process reaps its ranks before it reads that they have started."""
-    ranks, sent, loop = scene
+    ranks, sent, _ = scene
     ranks.expect(str(tmp_path), range(2))
-    children = [subprocess.Popen([sys.executable, "-c", f"import sys; sys.exit({code})"]) for code in (3, 4)]
+    codes = (3, 4, 0)
+    *children, starter = [subprocess.Popen([sys.executable, "-c", f"import sys; sys.exit({code})"]) for code in codes]
+    ranks.set_starter(workers.Child(starter.pid))
     for rank, child in enumerate(children):
-        stat = proc.read_stat(child.pid)
+        report(tmp_path, rank=rank, stat=proc.read_stat(child.pid))
+    for child in (*children, starter):
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        report(tmp_path, rank=rank, stat=stat)
     ranks.reap()
-    loop.run_once()
     assert sorted(sent.exits) == [(0, 3), (1, 4)]
 
 
