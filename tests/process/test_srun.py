@@ -224,18 +224,6 @@ def test_another_attempt_keeps_the_steps_that_hosts_use(cluster: Cluster) -> Non
     assert run(transport, A, "exit 3")[1] == 3
 
 
-def test_a_process_that_is_killed_with_its_agent_is_a_lost_connection(cluster: Cluster) -> None:
-    """As when Slurm cancels a step: it kills one process after another."""
-    transport = cluster.reach(A, B)
-    channel = transport.open(A, "echo $$ $PPID; exec sleep 300", DEADLINE_S)
-    process, agent = map(int, read_line(channel).split())
-    os.kill(process, signal.SIGKILL)
-    wait_until(lambda: channel.exit_code() == 137)
-    os.kill(agent, signal.SIGKILL)
-    assert fail_of(channel) == "launch's task there ended: Killed"
-    assert run(transport, A, "kill -9 $$")[1] == 137, "its agent lives"
-
-
 def test_what_runs_goes_on_without_srun(cluster: Cluster) -> None:
     """Slurm tells nobody that srun was killed, and the agents don't need it any more."""
     transport = cluster.reach(A, B)
