@@ -1,7 +1,7 @@
 """Stands in for torchrun: one session per rank, looked at ten times a second, and rough at SIGTERM.
 
 The import waits as long as there is a file that STAND_IN_GATE names, and fails where STAND_IN_BROKEN is set.
-STAND_IN_SAYS is said at the end of ranks that ended well.
+STAND_IN_SAYS is said while the ranks run: once they have ended, nobody waits for torchrun.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ def main(argv: list[str]) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGTERM, end)
+    sys.stderr.write(os.environ.get("STAND_IN_SAYS", ""))
+    sys.stderr.flush()
     while None in [rank.poll() for rank in ranks]:
         time.sleep(0.1)
     if any(rank.returncode for rank in ranks):
         end()
-    sys.stderr.write(os.environ.get("STAND_IN_SAYS", ""))
 
 
 if __name__ == "__main__":
