@@ -159,6 +159,7 @@ def test_a_line_of_the_table(fake: Callable[[str, str], None], line: str, gpu: G
     ("script", "error"),
     [
         ("true", None),
+        ("echo '0, H100'", "0, H100"),
         ("echo 'Failed to initialize NVML'; echo more; exit 9", "Failed to initialize NVML"),
         ("echo 'No devices were found'", "No devices were found"),
     ],
