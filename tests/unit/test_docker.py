@@ -49,9 +49,3 @@ def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
     ]
     assert ignored == "*"
     assert {source.partition("/")[0] for source in sources} == {rule[1:] for rule in rules if rule.startswith("!")}
-
-
-def test_the_image_has_the_torch_that_the_constraints_name() -> None:
-    installs = re.findall(r"^RUN python -m pip install (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
-    assert len(installs) == 2
-    assert all(words.startswith("--constraint constraints.txt ") for words in installs)
