@@ -52,17 +52,6 @@ def test_a_batch_by_flag_wins_over_the_other_batch_in_the_file() -> None:
     assert read_config(["--config", "all.yaml", "--batch-size", "4"]) == TrainConfig(batch_size=4)
 
 
-def test_the_line_that_is_promised() -> None:
-    """This very line, with the sample as it stands."""
-    line = (
-        f"--config {SAMPLE} --distributed-backend nccl --save-dir outputs --epochs 20 --batch_size 64 "
-        "--lr 1e-4 --data_size 5000"
-    )
-    config = read_config(line.split())
-    assert (config.distributed_backend, config.epochs, config.batch_size) == ("nccl", 20, 64)
-    assert (config.lr, config.data_size) == (1e-4, 5000)
-
-
 def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
     Path("c.yaml").write_text("lr: 3e-4\nbatch-size: 8\nepochs: 5\n")
     assert read_config(["--config", "c.yaml", "--epochs", "2"]) == TrainConfig(lr=3e-4, batch_size=8, epochs=2)
@@ -83,14 +72,10 @@ def test_words_that_yaml_takes_for_booleans() -> None:
 def test_json_needs_no_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     Path("c.json").write_text(json.dumps({"lr": 1, "data": "text.txt"}))
-    config = read_config(["--config", "c.json"])
-    assert (config.lr, config.data) == (1.0, "text.txt")
-    assert isinstance(config.lr, float)
-
-
-def test_an_empty_file_changes_nothing() -> None:
-    Path("c.yaml").write_text("# all of it is commented out\n")
-    assert read_config(["--config", "c.yaml"]) == TrainConfig()
+    assert read_config(["--config", "c.json"]) == TrainConfig(lr=1.0, data="text.txt")
+    Path("c.yaml").write_text("lr: 1")
+    fix = "fix: run `pip install pyyaml`, or write the file as JSON (.json)"
+    assert error_of("--config", "c.yaml") == f"c.yaml: this Python has no PyYAML; {fix}"
 
 
 def test_the_sample_has_every_key() -> None:
@@ -105,23 +90,16 @@ def test_the_other_samples_can_be_read(name: str) -> None:
     assert read_config(["--config", str(SAMPLE.with_name(name))]).global_batch > 0
 
 
-def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        read_config(["--help"])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    words = shown.replace(",", " ").split()
-    assert [name for name in FIELDS if as_flag(name) not in words] == []
-    assert "folder" not in shown.lower()  # one term for each thing: a directory
-
-
 def test_help_is_in_groups_with_examples_and_fits_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         read_config(["-h"])
-    lines = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert [name for name in FIELDS if as_flag(name) not in shown.replace(",", " ").split()] == []
+    lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "usage: python -m launcher.trainer [OPTIONS]"
     assert [line for line in lines if line.endswith(":") and not line.startswith(" ")] == [
@@ -140,18 +118,11 @@ def test_help_is_in_groups_with_examples_and_fits_80_columns(
     ("argv", "message"),
     [
         (["--lrr", "1"], "unknown option '--lrr', did you mean '--lr'?"),
-        (["--batch_sise=1"], "unknown option '--batch-sise', did you mean '--batch-size'?"),
         (["--zzz"], "unknown option '--zzz'"),
-        (["--num_workers", "x"], "--workers: must be a whole number, at least 0, got 'x'"),
-        (["input.txt"], "unknown option 'input.txt'"),
         (["--lr"], "--lr: expected one argument"),
-        (["--lr", "fast"], "--lr: must be a number, at least 0, got 'fast'"),
         (["--lr", "nan"], "--lr: must be a number, at least 0, got 'nan'"),
-        (["--lr", "-1"], "--lr: must be a number, at least 0, got '-1'"),
         (["--epochs", "2.5"], "--epochs: must be a whole number, at least 1, got '2.5'"),
-        (["--epochs", "0"], "--epochs: must be a whole number, at least 1, got '0'"),
         (["--validation-fraction", "1"], "--validation-fraction: must be a number, at least 0 and below 1, got '1'"),
-        (["--compile=yes"], "--compile: ignored explicit argument 'yes'"),
         (
             ["--batch-size", "8", "--global-batch", "64"],
             "batch_size and global_batch both set the batch; fix: give one of them",
@@ -168,24 +139,14 @@ def test_wrong_flags(argv: list[str], message: str) -> None:
     ("name", "text", "message"),
     [
         ("c.yaml", "lrr: 1e-3", "unknown option '--lrr', did you mean '--lr'?"),
-        ("c.yaml", "qqqq: 1", "unknown option '--qqqq'"),
-        ("c.yaml", "1: 1", "unknown option '--1'"),
         ("c.yaml", "config: d.yaml", "a file can't name another one; fix: remove the key config"),
         ("c.yaml", "train: {lr: 1}", "'train' must have one value, got {'lr': 1}"),
-        ("c.yaml", "lr: fast", "--lr: must be a number, at least 0, got 'fast'"),
-        ("c.yaml", "lr: [1]", "'lr' must have one value, got [1]"),
-        ("c.yaml", "lr:", "'lr' must have one value, got None"),
         ("c.yaml", "epochs: true", "--epochs: must be a whole number, at least 1, got 'on'"),
-        ("c.yaml", "batch-size: 0", "--batch-size: must be a whole number, at least 1, got '0'"),
         ("c.yaml", "compile: 1", "--compile: ignored explicit argument '1'"),
         ("c.yaml", "- lr", "expected lines like 'lr: 0.003', got a list"),
-        ("c.yaml", "lr: \x00", "can't be read: unacceptable character #x0000"),
         ("c.yaml", "lr: 1\nepochs: [1", 'can\'t be read: while parsing a flow sequence in "<unicode string>", line 2'),
-        ("c.yaml", "lr: 2024-13-45", "can't be read: month must be in 1..12"),
-        ("c.yaml", "a: " + "[" * 1000, "can't be read: maximum recursion depth exceeded"),
         ("c.json", '{\n"lr": }', "can't be read: Expecting value: line 2 column 7"),
         ("c.json", "[" * 100_000, "can't be read: maximum recursion depth exceeded"),
-        ("c.yaml", f"seed: {2**64}", f"--seed: must be a whole number, at least 0, got '{2**64}'"),
     ],
 )
 def test_wrong_files(name: str, text: str, message: str) -> None:
@@ -193,26 +154,6 @@ def test_wrong_files(name: str, text: str, message: str) -> None:
     said = error_of("--config", name)
     assert said.startswith(f"{name}: {message}")
     assert len(said.splitlines()) == 1
-
-
-def test_what_is_chosen_from_is_named() -> None:
-    """In argparse's words, which differ between versions of Python."""
-    assert all(word in error_of("--distributed_backend", "mpi") for word in ("--distributed-backend", "gloo", "mpi"))
-
-
-def test_a_file_that_is_no_text() -> None:
-    Path("c.yaml").write_bytes(b"\xff\xfe\x80")
-    assert error_of("--config", "c.yaml").startswith("c.yaml: can't be read: 'utf-8' codec can't decode byte 0xff")
-
-
-def test_yaml_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    Path("c.yaml").write_text("lr: 1")
-    with pytest.raises(ConfigError) as caught:
-        read_config(["--config", "c.yaml"])
-    assert str(caught.value) == (
-        "c.yaml: this Python has no PyYAML; fix: run `pip install pyyaml`, or write the file as JSON (.json)"
-    )
 
 
 def test_reading_options_costs_no_torch() -> None:

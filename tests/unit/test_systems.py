@@ -20,6 +20,8 @@ OWN_NUMBERS = {"signal": {"Signals", "strsignal"}, "os": {"strerror"}, "errno": 
 FILES = ("/proc/", "/sys/", "/dev/shm")
 PROGRAMS = {"free", "ip", "journalctl", "lscpu", "lsof", "nproc", "ps", "setsid", "ss", "systemctl", "timeout"}
 ALLOWED = {
+    ("launcher/cli/options/file_owners.py", "os.listxattr"): "where there is one",
+    ("launcher/distributed.py", "os.sched_getaffinity"): "where there is one",
     ("launcher/cli/find_run.py", "the program ps"): "it is launch ps",
     ("launcher/cli/options/request.py", "the program nproc"): "it is the option --nproc",
     ("launcher/session/signals.py", "signal.Signals"): "a signal that this very process got",
@@ -46,12 +48,11 @@ def find_names(nodes: list[ast.AST]) -> Found:
     foreign = {module: names | OWN_NUMBERS.get(module, set()) for module, names in missing_names().items()}
     imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     modules = {alias.asname or alias.name: alias.name for alias in imports}
-    guarded = set(_guarded(nodes))
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names if alias.name in foreign.get(node.module or "", ())]
             yield from ((node.lineno, f"{node.module}.{name}") for name in names)
-        elif isinstance(node, ast.Attribute) and id(node) not in guarded:
+        elif isinstance(node, ast.Attribute):
             module = modules.get(node.value.id, "") if isinstance(node.value, ast.Name) else ""
             if node.attr in foreign.get(module, ()) or node.attr == "prctl":
                 yield node.lineno, f"{module}.{node.attr}".lstrip(".")
@@ -81,27 +82,6 @@ def find_error_numbers(nodes: list[ast.AST]) -> Found:
 
 def _is_number(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int)
-
-
-def _guarded(nodes: list[ast.AST]) -> Iterator[int]:
-    """Yield what is only reached where a `hasattr` has found the name, or `sys.platform` is Linux's."""
-    for node in nodes:
-        if isinstance(node, ast.If | ast.IfExp):
-            inside = node.body if isinstance(node.body, list) else [node.body]
-            yield from _named_by(node.test, inside)
-        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-            yield from _named_by(node.values[0], node.values[1:])
-
-
-def _named_by(test: ast.expr, inside: list[ast.stmt] | list[ast.expr]) -> Iterator[int]:
-    is_linux = ast.unparse(test) == "sys.platform == 'linux'"
-    names = set()
-    if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr":
-        names = {arg.value for arg in test.args if isinstance(arg, ast.Constant)}
-    for part in inside:
-        for node in ast.walk(part):
-            if isinstance(node, ast.Attribute) and (is_linux or node.attr in names):
-                yield id(node)
 
 
 @pytest.fixture(scope="module")
