@@ -211,7 +211,7 @@ def test_a_full_disk_still_takes_how_a_run_ended(tmp_path: Path, monkeypatch: py
         def refuse(*names: object, **more: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(os, "replace", refuse)
+        monkeypatch.setattr(Path, "replace", refuse)
         entry.note_state(RunState(Activity.STOPPING, 1.8e9, RestartCount()))
         assert (runs.find("r").end, runs.find("r").read_state()) == (None, None)
         runs.find("r").mark_stop()
@@ -221,7 +221,7 @@ def test_a_full_disk_still_takes_how_a_run_ended(tmp_path: Path, monkeypatch: py
     assert (runs.find("r").is_alive, runs.find("r").end) == (False, End(130, is_stopped=True))
     monkeypatch.undo()
     with held(runs, "without_state", None, tmp_path) as entry:
-        monkeypatch.setattr(os, "replace", refuse)
+        monkeypatch.setattr(Path, "replace", refuse)
         path = runs.find("without_state").place / "controller.json"
         size = path.stat().st_size
         entry.end(Result(7, 1.0, Census({}, {})))
