@@ -309,7 +309,6 @@ class ClaimHolder:
         self._words: Words = {}  # what it says of the run
         self._numbers: Dict[str, int] = {}  # of the GPUs, by key
         self._shown: Optional[List[Any]] = None  # what the launcher knows of its turn
-        self._users: Dict[int, str] = {}  # names of others, as far as they are known
         self._is_over = False
         self._look: Optional[_Look] = None
         self._timer: Optional[Timer] = None
@@ -447,30 +446,20 @@ class ClaimHolder:
         """Answer; taken: GPUs that anybody has claimed, if these claims are not all."""
         if not self._header.get("waits"):
             self._forget()
-        header, shown, why = self._header, claims[: messages.MAX_CLAIMS], error or _find_limit()
+        header, shown = self._header, claims[: messages.MAX_CLAIMS]
+        uids = sorted({claim.uid for claim in shown if claim.uid is not None})
 
-        def send() -> None:
-            if header is self._header:
-                found = [claim.as_fields(self._numbers, self._users) for claim in shown]
+        def send(names: List[str]) -> None:
+            if header is self._header and not self._is_over:
+                users = dict(zip(uids, names))
+                found = [claim.as_fields(self._numbers, users) for claim in shown]
                 waits = header.get("waits", False)
-                self._send_queue.send(messages.CLAIMED, rivals=found, error=why, waits=waits, taken=sorted(taken))
+                self._send_queue.send(messages.CLAIMED, rivals=found, error=error, waits=waits, taken=sorted(taken))
 
-        self._name_users(shown, send)
-
-    def _name_users(self, claims: Iterable[Claim], act: Callable[[], object]) -> None:
-        """Act once the names of the users are known, or don't come in time."""
-        unknown = sorted({claim.uid for claim in claims if claim.uid is not None} - self._users.keys())
-
-        def note(names: List[str]) -> None:
-            self._users.update(zip(unknown, names))
-            if not self._is_over:
-                act()
-
-        if unknown:
-            numbers = list(map(str, unknown))
-            self._loop.ask(lambda: [system.user_name(uid) for uid in unknown], _ANSWER_S, numbers, note)
+        if uids:  # a directory service that is asked for their names may hang
+            self._loop.ask(lambda: [system.user_name(uid) for uid in uids], _ANSWER_S, list(map(str, uids)), send)
         else:
-            act()
+            send([])
 
     def _later(self, seconds: float, act: Callable[[], object]) -> None:
         self._loop.cancel(self._timer)
@@ -509,13 +498,3 @@ class ClaimHolder:
 def _find_key(gpu: Mapping[str, Any]) -> str:
     """Return what names a GPU of this box for all its users, however they number them."""
     return str(gpu["uuid"] or gpu.get("bus_id") or "GPU %d" % gpu["index"])[:80]
-
-
-def _find_limit() -> str | None:
-    """Return why others may not see these claims: this is a container, and no device of its network is real."""
-    is_contained = any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
-    if not is_contained or any(
-        os.path.exists("/sys/class/net/%s/device" % name) for name in os.listdir("/sys/class/net")
-    ):
-        return None
-    return "it is a container with a network of its own, so claims there and elsewhere don't see each other"

@@ -14,76 +14,53 @@ import os
 import pwd
 import stat
 
-_MOST_LINKS = 40  # as the kernel has it
 _ACL = "system.posix_acl_access"  # without one, the mode says which group may write
 
 
 def make_own(path: str) -> None:
     """Make a directory with mode 0700, and those above it that are missing; one that is there gets this mode.
 
-    path: absolute. Raise OSError if that fails, or another user may replace it or write there; root may.
+    path: absolute. Raise OSError if that fails, or another user may replace it or write there; root may. What was made
+    by then where another user may is empty, and nobody uses it.
     """
-    place, links = "", 0
-    names = _split(path)
-    while names:
-        name = names.pop(0)
-        if name == "..":
-            place = os.path.dirname(place)
-            continue
-        here = place.rstrip("/") + "/" + name
-        if not os.path.exists(here + "/."):  # to look there mounts what is to be mounted there
-            try:
-                os.mkdir(here, 0o700)
-            except FileExistsError:
-                pass
-        found = os.lstat(here)
-        _refuse_owner(here, found)
-        if stat.S_ISLNK(found.st_mode):
-            target, links = os.readlink(here), links + 1
-            if links > _MOST_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            place, names = "/" if target.startswith("/") else place, [*_split(target), *names]
-            continue
-        if not stat.S_ISDIR(found.st_mode):
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), here)
-        if not names:
-            found = _make_private(here, found)
-        _refuse_writers(here, found)
-        place = here
+    _make(os.path.realpath(path))
+    _refuse_others(path, is_private=True)
 
 
-def refuse_writers(path: str) -> None:
-    """Raise OSError if others may write to a directory, or to one above it, and could replace what is there."""
-    place = os.path.abspath(path)
-    _refuse_writers(place, os.stat(place))
-    if os.path.islink(place):
-        refuse_writers(os.path.realpath(place))
-    if place != "/":
-        refuse_writers(os.path.dirname(place))
+def refuse_others(path: str) -> None:
+    """Raise OSError if others may write to a directory, or could replace it, or one above it."""
+    _refuse_others(os.path.abspath(path))
 
 
-def _split(path: str) -> list[str]:
-    return [name for name in path.split("/") if name not in ("", ".")]
+def _make(path: str) -> None:
+    if os.path.exists(path + "/."):  # to look there mounts what is to be mounted there
+        return
+    _make(os.path.dirname(path))
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):  # else another process was faster
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
-def _make_private(path: str, found: os.stat_result) -> os.stat_result:
-    """Give a directory that is to be this user's its mode: it may be there from before, with a umask of 002."""
-    if found.st_uid != os.geteuid():
-        raise OSError(errno.EPERM, "it belongs to user %s" % _name_owner(found), path)
-    if found.st_mode & 0o077:
-        os.chmod(path, 0o700)
-        found = os.lstat(path)
-    return found
+def _refuse_others(path: str, *, is_private: bool = False) -> None:
+    """Look at each level from the root on, and at those above the target of a link before it is followed.
 
-
-def _refuse_owner(path: str, found: os.stat_result) -> None:
-    """Refuse what belongs to anybody but this user, root, and whoever root is in this user namespace."""
+    is_private: the last one is to be this user's: it may be there from before, with a umask of 002.
+    """
+    above = os.path.dirname(path)
+    if above != path:
+        _refuse_others(above)
+    found = os.lstat(path)
+    # Root may replace everything, and so may whoever root is in this user namespace.
     if found.st_uid not in (os.geteuid(), 0) and found.st_uid != os.lstat("/").st_uid:
         raise OSError(errno.EPERM, "it belongs to user %s, who could replace what is there" % _name_owner(found), path)
-
-
-def _refuse_writers(path: str, found: os.stat_result) -> None:
-    """Refuse a directory in which others may rename what isn't theirs."""
+    if stat.S_ISLNK(found.st_mode):
+        _refuse_others(os.path.join(above, os.readlink(path)), is_private=is_private)
+        return
+    if is_private and found.st_mode & 0o077:
+        os.chmod(path, 0o700)
+        found = os.lstat(path)
     is_open = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not _is_own_group(path, found.st_gid))
     if is_open and not found.st_mode & stat.S_ISVTX:
         text = "others may write to it (mode %04o), and could replace what is there" % stat.S_IMODE(found.st_mode)

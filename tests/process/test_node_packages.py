@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from launcher.node import messages
 from launcher.node.facts import code, packages
 from launcher.session.node_state import read_facts
 
-COMMIT = "a1b2c3d" + "0" * 33
 TRIES = 4  # a look ends after 0.3 s, in which a busy machine may not let it run
 
 
@@ -67,27 +67,21 @@ def test_packages_are_named_after_their_directories(nodes: Nodes, tmp_path: Path
 
 
 def test_an_editable_package_has_a_commit(nodes: Nodes, tmp_path: Path) -> None:
-    site = tmp_path / "site-packages"
-    sources = {name: tmp_path / f"my sources/{name}" for name in ("loose", "packed", "detached", "tree", "new", "bare")}
-    for name, source in sources.items():
-        write(source / ".git" / "HEAD" if name not in ("tree", "bare") else source / "x", "ref: refs/heads/main\n")
-        install_editable(site, name, source)
-    write(sources["loose"] / ".git" / "refs" / "heads" / "main", f"{COMMIT}\n")
-    packed = f"# pack-refs\n{'f' * 40} refs/heads/x\n{COMMIT} refs/heads/main\n"
-    write(sources["packed"] / ".git" / "packed-refs", packed)
-    write(sources["detached"] / ".git" / "HEAD", f"{COMMIT}\n")
-    write(sources["tree"] / ".git", "gitdir: ../loose/.git/worktrees/tree\n")
-    write(sources["loose"] / ".git" / "worktrees" / "tree" / "HEAD", "ref: refs/heads/main\n")
-    write(sources["loose"] / ".git" / "worktrees" / "tree" / "commondir", "../..\n")
+    site, source = tmp_path / "site-packages", tmp_path / "my sources"
+    write(source / "x", "")
+    git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a"]
+    for words in (["init", "-q"], ["add", "x"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    install_editable(site, "mine", source)
+    install_editable(site, "bare", tmp_path)
     install(site, "wrong-1.0.dist-info", "hung-1.0.dist-info")
     write(site / "wrong-1.0.dist-info" / "direct_url.json", '["no object"]')
     os.mkfifo(site / "hung-1.0.dist-info" / "direct_url.json")
-    known, unknown = "1.0 (editable, a1b2c3d)", "1.0 (editable)"
-    assert find_packages(nodes, tmp_path, site)["search"]["packages"] == {
-        **dict.fromkeys(("loose", "packed", "detached", "tree"), known),
-        **dict.fromkeys(("new", "bare"), unknown),
-        **dict.fromkeys(("wrong", "hung"), "1.0"),
-    }
+    found = find_packages(nodes, tmp_path, site)["search"]
+    own = {"mine": f"1.0 (editable, {commit[:7]})", "bare": "1.0 (editable)"}
+    assert found["packages"] == {**own, **dict.fromkeys(("wrong", "hung"), "1.0")}
+    assert found["editables"] == {"mine": str(source), "bare": str(tmp_path)}
 
 
 def test_more_of_either_than_any_python_or_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,7 +20,6 @@ UNKNOWN: dict[str, Any] = {"packages": None, "editables": {}}
 _MOST_LETTERS = 100  # of a name or a version; PyPI's longest name has 80
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")  # pip renames what it is removing to ~name
 _EGG_INFO = re.compile(r"(-py\d[^-]*)?\.egg-info$")
-_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def list_packages(paths: list[str]) -> dict[str, Any]:
@@ -76,24 +76,10 @@ def _find_source(info: str) -> str | None:
 
 
 def _describe(source: str) -> str:
-    commit = find_commit(source)
-    return "editable, %s" % commit[:7] if commit else "editable"
-
-
-def find_commit(folder: str) -> str | None:
-    """Return the commit that is checked out in `folder`, or None; git itself would take longer, and may be missing."""
-    git = os.path.join(folder, ".git")
-    link = read_text(git)  # a file in a worktree and in a submodule
-    if link.startswith("gitdir:"):
-        git = os.path.join(folder, link[len("gitdir:") :].strip())
-    head = read_text(os.path.join(git, "HEAD")).strip()
-    if not head.startswith("ref:"):
-        return head if _COMMIT.fullmatch(head) else None
-    ref = head[len("ref:") :].strip()
-    common = os.path.join(git, read_text(os.path.join(git, "commondir")).strip())  # of a worktree; else `git` itself
-    for place in (git, common):
-        commit = read_text(os.path.join(place, ref)).strip()
-        if _COMMIT.fullmatch(commit):
-            return commit
-    packed = re.search(r"^(\S+) %s$" % re.escape(ref), read_text(os.path.join(common, "packed-refs")), re.M)
-    return packed.group(1) if packed and _COMMIT.fullmatch(packed.group(1)) else None
+    """Return what stands behind the version of an editable package; without git, or a repository, it has no commit."""
+    try:
+        words = ["git", "-C", source, "rev-parse", "HEAD"]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except (OSError, ValueError):  # ValueError: a path with a null byte in it
+        return "editable"
+    return "editable, %s" % done.stdout[:7].decode() if done.returncode == 0 else "editable"

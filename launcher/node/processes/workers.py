@@ -224,7 +224,7 @@ def make_folder(name: str) -> str:
     for base in folder_places():
         path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
         try:
-            own_folders.refuse_writers(os.path.dirname(path))
+            own_folders.refuse_others(os.path.dirname(path))
             os.mkdir(path, 0o700)
         except OSError as reason:
             error = reason

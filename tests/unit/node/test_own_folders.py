@@ -64,7 +64,7 @@ def test_own_links_are_followed(cache: Path, tmp_path: Path) -> None:
     assert (mode(tmp_path / "disk" / "own"), mode(tmp_path / "disk" / "own" / "trees")) == (0o700, 0o700)
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
-    assert refusal(tmp_path / "a" / "c").endswith("Too many levels of symbolic links")
+    assert refusal(tmp_path / "a" / "c") == f"{tmp_path}/a: Not a directory"
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o757])
