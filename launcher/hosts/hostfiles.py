@@ -45,10 +45,11 @@ _KEYS = ("slots", "user", "port", "addr", "enter")
 _KEYS_FIX = "use slots=, user=, port=, addr= or enter="
 _SPARE = "spare"  # the only setting without a value
 # A name, or a setting, whose value may be in quotes.
-_WORD = re.compile(r"""(?:[^ \t"'=]|"[^"]*"|'[^']*'|[ \t]*=[ \t]*)+""")
+# Spaces before a `=` are tried from their first one alone, or a line of spaces would take seconds.
+_WORD = re.compile(r"""(?:[^ \t"'=]|"[^"]*"|'[^']*'|(?:(?<![ \t])[ \t]+)?=[ \t]*)+""")
 _QUOTED = re.compile(r"""(["'])((?:(?!\1).)*)\1""")
 _MARKED = re.compile(rf"[^, \t]+[ \t]+{_SPARE}")
-_RANGE = re.compile(r"\[[^\]:]*\]")  # an IPv6 address has brackets and colons
+_RANGE = re.compile(r"\[[^\[\]:]*\]")  # an IPv6 address has brackets and colons
 # A line of an Ansible inventory, whose sections could be read as ranges.
 _INVENTORY = re.compile(r"\[[A-Za-z_][\w.:-]*\]|.*[ \t]ansible_\w+[ \t]*=.*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")

@@ -42,21 +42,11 @@ def test_as_many_names_as_are_allowed_expand():
 @pytest.mark.parametrize(
     ("pattern", "message", "fix"),
     [
-        ("n[1-4", "'n[1-4' has an unmatched bracket", "write ranges as gpu[1-4,7]"),
         ("n[]", "'' in 'n[]' is neither a number nor a range", RANGE_FIX),
         ("n[1, 2]", "' 2' in 'n[1, 2]' is neither a number nor a range", RANGE_FIX),
-        ("n[a-c]", "'a-c' in 'n[a-c]' is neither a number nor a range", RANGE_FIX),
         ("n[\u0661]", "'\u0661' in 'n[\u0661]' is neither a number nor a range", RANGE_FIX),
-        (
-            "n[5-3]",
-            "'5-3' in 'n[5-3]' is neither a number nor a range",
-            RANGE_FIX,
-        ),
-        (
-            "n[1-04]",
-            "'1-04' in 'n[1-04]' is neither a number nor a range",
-            RANGE_FIX,
-        ),
+        ("n[5-3]", "'5-3' in 'n[5-3]' is neither a number nor a range", RANGE_FIX),
+        ("n[1-04]", "'1-04' in 'n[1-04]' is neither a number nor a range", RANGE_FIX),
         (
             "n[0-999999999999999999][0-9]",
             "'n[0-999999999999999999][0-9]' gives 10000000000000000000 names; the limit is 65536",
@@ -213,11 +203,6 @@ def test_num_nodes_that_can_not_be_had_is_refused():
 
 
 # folding
-
-
-def test_names_fold_for_display():
-    assert fold_names(["gpu3", "gpu1", "gpu2", "lab"]) == "gpu[1-3],lab"
-    assert fold_names([]) == ""
 
 
 @pytest.mark.parametrize("name", ["@all", "*", "a!b", "::1", "n[1-2]", ""])

@@ -93,7 +93,7 @@ HOSTFILE = """\
 gpu1 slots=8   # a trailing one
 \t
 ann@gpu[2-3]\tslots=4 port=2222
-gpu4 user=bob addr=10.0.0.4#no space
+gpu[4] user=bob addr=10.0.0.4#no space
 [2001:db8::5] addr=[fd00::5]
 fe80::6%eth0 addr=fe80::6%ib0"""
 
@@ -112,27 +112,18 @@ def test_a_hostfile_is_read_whole(newline):
     assert parse_hostfile(HOSTFILE.replace("\n", newline), "f") == PARSED
 
 
-def test_one_host_of_a_range_may_have_an_address():
-    assert parse_hostfile("gpu[1] addr=10.0.0.1", "f") == (Host("gpu1", address="10.0.0.1", source="f:1"),)
-
-
 BAD_LINES = [
     ("node1 slots=x", "slots must be a number, got 'x'", ""),
     ("node1 slots=\u0664", "slots must be a number, got '\u0664'", ""),
-    ("node1 slots=0", "slots must be between 1 and 1024, got 0", ""),
     ("node1 port=65536", "port must be between 1 and 65535, got 65536", ""),
     ("node1 slot=4", "unknown key 'slot'", "write 'slots'"),
     ("node1 slots=4 max_slots=2", "max_slots=2 is less than slots=4", "keep slots= alone, with the number you want"),
     ("node1 address=10.0.0.1", "unknown key 'address'", "write 'addr'"),
     ("node1 gpus=4", "unknown key 'gpus'", KEYS_FIX),
-    ("node1 =4", "host name 'node1=4' contains '='", "write settings such as slots=8 after the name, in a hostfile"),
-    ("node1 slots=4 slots=8", "slots is given twice, by 'slots=4' and by 'slots=8'", ""),
     ("ann@node1 user=bob", "user is given twice, by 'ann@node1' and by 'user=bob'", ""),
-    (
-        "node1 user=a;b",
-        "'a;b' isn't a user name",
-        "use letters, digits, '.', '_' and '-', or set any user in ssh_config",
-    ),
+    ("a:8 slots=8", "slots is given twice, by 'a:8' and by 'slots=8'", ""),
+    ("a:0", "slots must be between 1 and 1024, got 0", ""),
+    ("a:65536", "port must be between 1 and 65535, got 65536", ""),
     ("node1 addr=gpu1", "addr must be an IP address, got 'gpu1'", "write it as in addr=10.0.0.1"),
     (
         "n[1-2] addr=10.0.0.1",
@@ -145,11 +136,6 @@ BAD_LINES = [
         f"write one host or range per line; for settings, {KEYS_FIX}",
     ),
     ("node1,node2 slots=4", "host name 'node1,node2' contains ','", "write one host or range per line"),
-    (
-        "node1: 8",
-        "'node1: 8' is ambiguous: is 8 a number of slots, a port or a host?",
-        "write slots=8 or port=8",
-    ),
     (
         "[gpu]",
         "'[gpu]' is a line of an Ansible inventory, not of a hostfile",
@@ -165,9 +151,6 @@ BAD_LINES = [
         "'#include more': included files are not read",
         "list its hosts here; if this is a comment, put a space after '#' (pdsh needs it)",
     ),
-    ("@gpu", "'@gpu' is a ClusterShell group", "list its hosts: nodeset -e '@gpu'"),
-    ("a//b", "host name 'a//b' contains '/'", "pass a file of hosts with --hostfile"),
-    ("n" * 70000, "a line of 70000 characters; the limit is 65536", "write one host or range per line"),
     ("node0", "host 'node0' is named twice, by hostfiles/two:1 and by hostfiles/two:3", ONCE),
 ]
 
@@ -232,21 +215,12 @@ def test_a_named_file_that_is_missing_or_no_file_is_an_error(tmp_path):
 
 # What a file holds, and the hosts that it means.
 DIALECTS = [
-    ("a\nb.lan\nann@c\n", [Host("a"), Host("b.lan"), Host("c", user="ann")]),
     ("root@n5,n6", [Host("n5", user="root"), Host("n6")]),
     ("10.0.0.2 10.0.0.1 ::1", [Host("10.0.0.2"), Host("10.0.0.1"), Host("::1")]),
     ("a,8\n", [Host("a"), Host("8")]),
     ("b[2,1] a,c\n", [Host("b2"), Host("b1"), Host("a"), Host("c")]),
-    (
-        "gpu[1,007-008],a[1-2]b",
-        [Host("gpu1"), Host("gpu007"), Host("gpu008"), Host("a1b"), Host("a2b")],
-    ),
-    ("a slots=8\nb slots=4\n", [Host("a", slots=8), Host("b", slots=4)]),
-    ("[::1] slots=8 addr=10.0.0.1", [Host("::1", slots=8, address="10.0.0.1")]),
     ("ann@a slots = 8 max-slots=9 // c\n", [Host("a", user="ann", slots=8)]),
     ("a count=2\nb user-name=ann cpu=1", [Host("a", slots=2), Host("b", user="ann", slots=1)]),
-    ("a max_slots=3", [Host("a", slots=3)]),
-    ("a:8\nb:4 user=ann\n", [Host("a", slots=8), Host("b", slots=4, user="ann")]),
     ("[::1],[fe80::2] b", [Host("::1"), Host("fe80::2"), Host("b")]),
     ("a:2222 slots=8\nb:22\n", [Host("a", port=2222, slots=8), Host("b", port=22)]),
     ("a:64,b:1024,c:65535\n", [Host("a", slots=64), Host("b", port=1024), Host("c", port=65535)]),
@@ -345,30 +319,16 @@ def short(host):
     return f"{user}{host.name}{slots}{port}{f'/{host.address}' if host.address else ''}"
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("a:8 slots=8", "f:1: slots is given twice, by 'a:8' and by 'slots=8'"),
-        ("a:0", "f:1: slots must be between 1 and 1024, got 0"),
-        ("a:65536", "f:1: port must be between 1 and 65535, got 65536"),
-    ],
-)
-def test_what_stands_behind_a_colon_is_checked(line, message):
-    with pytest.raises(HostfileError) as caught:
-        parse_hostfile(line, "f")
-    assert caught.value.message == message
-
-
 # hostile files
 
 HOSTILE = {
-    "an option of ssh": (b"-oProxyCommand=touch${IFS}x", "1: host name '-oProxyCommand=touch${IFS}x' begins with '-'"),
-    "a command": (b"a$(id)", "1: host name 'a$(id)' contains '$'"),
     "UTF-16": ("\ufeffa".encode("utf-16-le"), "1: byte 0xff is not UTF-8"),
     "a huge range": (b"n[1-999999999]", "1: 'n[1-999999999]' gives 999999999 names; the limit is 65536"),
     "many huge ranges": (b",".join(b"n%d-[1-65536]" % n for n in range(4000)), "1: more than 65536 hosts"),
     "a long line": (b"n," * (1 << 19), "1: a line of 1048576 characters; the limit is 65536"),
     "a long name": (b"n" * 60000, f"1: '{'n' * 97}...' gives a name of 60000 characters; the limit is 253"),
+    "open brackets": (b"[" * 60000, f"1: '{'[' * 97}...' has an unmatched bracket"),
+    "spaces": (b"a=b" + b" " * 60000 + b"x", "1: expected key=value, got 'x'"),
     "colons": (b":1" * 30000, f"1: '{':1' * 48}:...' isn't an IPv6 address"),
     "many lines": (b"\n" * (1 << 23) + b"a", " more than 8 MiB, too large for a hostfile"),
 }  # fmt: skip
@@ -381,7 +341,7 @@ def test_a_hostile_file_is_refused_at_once_in_one_line(tmp_path, content, messag
     start = time.process_time()
     with pytest.raises(HostfileError) as caught:
         read_hostfile(path)
-    assert time.process_time() - start < 20  # of a minute and more, where memory does not end first
+    assert time.process_time() - start < 4  # and not 9, of a pattern that is tried from each place of a line
     assert caught.value.message == f"{path}:{message}"
     assert caught.value.fix.isprintable()
 
