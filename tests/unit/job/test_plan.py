@@ -15,7 +15,6 @@ from launcher.hosts.host import Host
 from launcher.job.facts import Gpu, NodeFacts, Probes, Route
 from launcher.job.job import TRAINER_MODULE, Activation, Job, Program, ProgramKind
 from launcher.job.plan import (
-    LaunchPlan,
     build_plan,
     master_address,
     placeholder_facts,
@@ -385,52 +384,32 @@ def test_what_the_user_has_set_stays():
     )
 
 
-@pytest.mark.parametrize(
-    ("host", "more", "alone", "address"),
-    [
-        (Host("gpu1", address="10.1.0.1"), {}, False, "10.1.0.1"),
-        (Host("gpu1", address="10.1.0.1"), {}, True, "127.0.0.1"),
-        (Host("gpu1"), {}, False, "10.0.0.1"),
-        (
-            Host("gpu1"),
-            {"ssh_address": None, "addresses": ADDRESS_LIST},
-            False,
-            "10.9.0.1",
-        ),
-    ],
-)
-def test_the_address_of_node_0(host, more, alone, address):
-    facts = [facts_of("gpu1", **more), facts_of("gpu2")]
-    assert master_address(host, facts, alone=alone) == address
-
-
 LOCAL = {"ssh_client": None, "ssh_address": None, "addresses": ADDRESS_LIST}  # node 0 is where launch runs
+NAMED = Host("gpu1", address="10.1.0.1")
+
+
+def test_a_run_on_node_0_alone_needs_no_network():
+    assert master_address(NAMED, [facts_of("gpu1")], alone=True) == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
     ("host", "first", "seen_by_others", "address"),
     [
-        (Host("gpu1"), LOCAL, ["10.8.0.1"], "10.8.0.1"),
+        (NAMED, {}, [None], "10.1.0.1"),
+        (Host("gpu1"), {}, [None], "10.0.0.1"),
+        (Host("gpu1"), LOCAL, [None], "10.9.0.1"),
+        # A local node 0 has the address from which others saw us come.
         (Host("gpu1"), LOCAL, ["203.0.113.9", None, "10.8.0.1"], "10.8.0.1"),
         (Host("gpu1"), {**LOCAL, "ssh_client": "10.8.0.1"}, [None], "10.9.0.1"),  # what node 0 saw is not the point
         (Host("gpu1"), {**LOCAL, "ssh_address": "10.0.0.1"}, ["10.8.0.1"], "10.0.0.1"),
+        # An address that needs a scope is skipped.
+        (Host("gpu1"), {**LOCAL, "ssh_address": "fe80::1%eth1"}, ["10.8.0.1"], "10.8.0.1"),
+        (Host("gpu1"), {**LOCAL, "addresses": (("eth1", "fe80::1"), *ADDRESS_LIST)}, ["fe80::1"], "10.9.0.1"),
     ],
 )
-def test_a_local_node_0_has_the_address_from_which_others_saw_us_come(host, first, seen_by_others, address):
+def test_the_address_of_node_0(host, first, seen_by_others, address):
     others = [facts_of("gpu2", ssh_client=client) for client in seen_by_others]
     assert master_address(host, [facts_of("gpu1", **first), *others], alone=False) == address
-
-
-@pytest.mark.parametrize(
-    ("more", "seen", "address"),
-    [
-        ({"ssh_address": "fe80::1%eth1"}, "10.8.0.1", "10.8.0.1"),
-        ({"ssh_address": None, "addresses": (("eth1", "fe80::1"), *ADDRESS_LIST)}, "fe80::1", "10.9.0.1"),
-    ],
-)
-def test_an_address_that_needs_a_scope_is_skipped(more, seen, address):
-    facts = [facts_of("gpu1", **({"addresses": ADDRESS_LIST} | more)), facts_of("gpu2", ssh_client=seen)]
-    assert master_address(Host("gpu1"), facts, alone=False) == address
 
 
 def test_a_named_address_and_port_are_taken():
@@ -465,21 +444,8 @@ def test_the_record_hides_secrets():
         "master_addr": "127.0.0.1",
         "master_port": 41873,
     }
-    assert node == {
-        "host": "gpu1",
-        "node_rank": 0,
-        "first_rank": 0,
-        "nproc": 1,
-        "cwd": "/home/gpu1",
-        "argv": ("id", "-u"),
-        "env": {
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": "8",
-            "GLOO_SOCKET_IFNAME": "eth1",
-            "NCCL_SOCKET_IFNAME": "=eth1",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-    }
+    place = {"host": "gpu1", "node_rank": 0, "first_rank": 0, "nproc": 1, "cwd": "/home/gpu1"}
+    assert node == {**place, "argv": ("id", "-u"), "env": plan.nodes[0].env}
 
 
 # a dry run, where no node was asked
@@ -575,23 +541,12 @@ def test_torchrun_gives_the_words_back_that_it_was_given(args):
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def parse_torchrun():
+def test_torchrun_leaves_the_arguments_of_the_script_alone():
     run = pytest.importorskip("torch.distributed.run", reason="needs torch: pip install '.[torch]'")
-    parser = run.get_args_parser()
-    return lambda argv: parser.parse_args(argv[argv.index("torch.distributed.run") + 1 :])
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["--nnodes", "9", "--help", "-m"],
-        ["--log", "info", "--n", "5"],  # abbreviations of options of torchrun
-    ],
-)
-def test_torchrun_leaves_the_arguments_of_the_script_alone(parse_torchrun, args):
-    plan: LaunchPlan = plan_of(Job(script(*args), nproc=3, cpu=True), facts_of("gpu1"))
-    parsed = parse_torchrun(plan.nodes[0].argv)
+    args = ["--nnodes", "9", "--help", "-m", "--log", "info", "--n", "5"]  # the last two are abbreviated
+    plan = plan_of(Job(script(*args), nproc=3, cpu=True), facts_of("gpu1"))
+    argv = plan.nodes[0].argv
+    parsed = run.get_args_parser().parse_args(argv[argv.index("torch.distributed.run") + 1 :])
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.master_port) == ("1", "3", 41873)
     assert (parsed.no_python, parsed.training_script) == (True, "/usr/bin/python3")
     assert parsed.training_script_args[-len(args) :] == args
