@@ -199,7 +199,7 @@ def test_samples_of_any_form(tmp_path: Path) -> None:
 def test_a_line_of_samples_without_end(tmp_path: Path) -> None:
     """It is never whole in memory."""
     with (tmp_path / "samples.jsonl").open("wb") as file:
-        file.truncate(100_000_000)
+        file.truncate(20_000_000)
     tracemalloc.start()
     assert read_samples(tmp_path) == ([], [])
     most = tracemalloc.get_traced_memory()[1]
@@ -223,7 +223,8 @@ def test_the_page_has_it_all(tmp_path: Path) -> None:
     assert page.open == []
     for text in (
         "failed: 20261126-080000 (baseline)", "64 on 8 hosts", "2026-11-26 08:00:00", "30 min 00 s", "ann on laptop",
-        "gpu2 rank 11: exit code 1", "reduce the batch size, or shard the optimizer's state", FINDING,
+        "gpu2 rank 11: exit code 1", "reduce the batch size, or shard the optimizer's state",
+        f"{ODD_HOST} GPU {ODD_GPU} (rank {ODD_RANK}): {FINDING}",
         "no line of its own", "3 attempts", "host: gpu2: lost: no heartbeat for 15 s",
         "the same error twice on the same rank", "loss", "tokens/s", "mfu (%)", "GPU temperature (°C)", "gpu2 GPU 3",
         "gpu[1-7]", "570.124.06", "gpu2: 6 GiB free in /tmp", "9b2e41d7aa03 (212 files from /home/ann/project)",
@@ -413,11 +414,4 @@ def test_ticks_are_few_and_between(low: float, span: float) -> None:
 def test_ticks_are_round() -> None:
     assert find_steps(93.1, 100.2, 4) == [94, 96, 98, 100]
     assert [show_number(step) for step in find_steps(0, 3.1e-4, 4)] == ["0", "0.0001", "0.0002", "0.0003"]
-
-
-def test_the_odd_host_is_named(tmp_path: Path) -> None:
-    contents = collect_contents(ExampleRun(hours=0.1).write(tmp_path))
-    assert [text for _, text in contents.findings] == [f"{ODD_HOST} GPU {ODD_GPU} (rank {ODD_RANK}): {FINDING}"]
-    assert [*map(show_number, (412_034.4, 0.08214, 3e-5, 1e12, -1500, 0))] == [
-        "412,034", "0.08214", "3e-05", "1e+12", "-1,500", "0"
-    ]  # fmt: skip
+    assert [*map(show_number, (412_034.4, 0.08214, 1e12, -1500))] == ["412,034", "0.08214", "1e+12", "-1,500"]

@@ -273,15 +273,6 @@ def test_a_kill_for_lack_of_memory_is_told_from_others(oom, ending, cause):
     assert found.explanation.cause.startswith(cause)
 
 
-def test_the_reason_under_an_error_of_nccl_goes_before_the_error():
-    stderr = (
-        raising("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, invalid usage\n")
-        + "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
-        + "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 4000\n"
-    )
-    assert why(failure(stderr=stderr)) == "duplicate-gpu"
-
-
 def test_a_lost_peer_is_explained_by_the_warning_before_it():
     warning = "include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device\n"
     assert why(failure(stderr=CLOSED)) == "peer-gone"

@@ -190,11 +190,6 @@ def test_an_error_of_several_lines_is_named_by_its_first():
     assert (short[0], short[-1]) == ('File "<string>", line 1, in <module>', "ValueError: one")
 
 
-def test_a_chained_exception_is_named_by_its_last():
-    code = "try: 1 / 0\nexcept ZeroDivisionError as error: raise OSError('the end') from error"
-    assert shorten_traceback(extract_traceback(stderr_of(code)))[-1] == "OSError: the end"
-
-
 # the error and what belongs to it
 
 NCCL = """\

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import EXIT_USAGE, HostfileError, UsageError
-from launcher.hosts.host import Host, part_spares, select_hosts
+from launcher.hosts.host import Host, part_spares
 from launcher.hosts.hostfiles import parse_hostfile, parse_hosts, read_hostfile
 
 SAMPLES = Path(__file__).parents[3] / "hostfiles"
@@ -350,37 +350,6 @@ def test_a_file_without_an_end_is_not_read_to_its_end():
     with pytest.raises(HostfileError) as caught:
         read_hostfile(Path("/dev/zero"))
     assert caught.value.message == "/dev/zero: more than 8 MiB, too large for a hostfile"
-
-
-# any text at all
-
-OFFER = parse_hostfile("gpu[1-4] slots=4\nGPU7\n::1 slots=2\n", "f")
-words = ["gpu", "[", "]", ",", "-", ":", "@", "=", " ", "#", "1", "07", "slots", "::1", "\n", "//", "{"]
-pieces = st.sampled_from(words)
-nasty = st.one_of(st.text(max_size=60), st.lists(pieces, max_size=20).map("".join))
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        parse_hosts,
-        lambda text: parse_hostfile(text, "f"),
-        lambda text: select_hosts(OFFER, text, None, None),
-        lambda text: select_hosts(OFFER, None, text, None),
-    ],
-    ids=["hosts", "hostfile", "include", "exclude"],
-)
-@unhurried
-@given(text=nasty)
-def test_any_text_gives_hosts_or_a_clear_error(read, text):
-    try:
-        hosts = read(text)
-    except UsageError as error:
-        assert error.message.isprintable()
-        assert error.fix.isprintable()
-    else:
-        assert hosts
-        assert len({host.name for host in hosts}) == len(hosts)
 
 
 @unhurried

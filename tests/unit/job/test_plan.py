@@ -478,7 +478,7 @@ def test_plain_processes_with_an_environment_enter_it_once():
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["$HOME", "$$", "${local_rank}", "`id`", "!!", "--", "-", "*", "~", "a\nb", "\\", "\\n", "'", '"', "#", "&", ";"]
 )
-DUMP = '#!/bin/sh\nprintf "%s\\0" "$PWD" "$@" >"$OUT.$RANK"; env -0 >"$OUT.env.$RANK"\n'
+DUMP = '#!/bin/sh\nprintf "%s\\0" "$PWD" "$@" >"$OUT"; env -0 >"$OUT.env"\n'
 
 
 @pytest.fixture(scope="module")
@@ -490,13 +490,11 @@ def dump(tmp_path_factory):
     return path
 
 
-def run_line(line, folder, ranks=("",)):
-    """Run a line in a shell; return (argv with the folder in front, environment) of each process."""
+def run_line(line, folder):
+    """Run a line in a shell; return the argv of its process, with the folder in front, and its environment."""
     env = {"PATH": os.environ["PATH"], "OUT": f"{folder}/out"}
     subprocess.run(["/bin/sh", "-c", line], env=env, check=True)
-    entries = [read_words(folder / f"out.env.{rank}") for rank in ranks]
-    argvs = [read_words(folder / f"out.{rank}") for rank in ranks]
-    return argvs, [dict(entry.split("=", 1) for entry in lines) for lines in entries]
+    return read_words(folder / "out"), dict(entry.split("=", 1) for entry in read_words(folder / "out.env"))
 
 
 def read_words(path):
@@ -509,24 +507,13 @@ def test_a_line_by_hand_comes_through_a_shell(dump, args, env):
     facts = facts_of("gpu1", python=str(dump))
     job = Job(script(*args, target="my train.py"), nproc=2, cpu=True, workdir=str(dump.parent), env=env)
     plan = plan_of(job, facts)
-    ((argv,), (found,)) = run_line(plan.nodes[0].by_hand, dump.parent)
+    argv, found = run_line(plan.nodes[0].by_hand, dump.parent)
     given_to_torchrun = argv[argv.index("--max-restarts") + 2 :]
     assert argv[:3] == [str(dump.parent), "-m", "torch.distributed.run"]
     assert [Template(word).safe_substitute(local_rank="X") for word in given_to_torchrun] == [
         "--", "my train.py", *args,
     ]  # fmt: skip
     assert found.items() >= {**env, **plan.nodes[0].env}.items()
-
-
-@settings(unhurried, max_examples=20)
-@given(st.lists(words, max_size=4), st.dictionaries(st.sampled_from(["A", "B_1"]), words))
-def test_plain_processes_by_hand_come_through_a_shell(dump, args, env):
-    program = Program(ProgramKind.COMMAND, str(dump), tuple(args))
-    plan = plan_of(Job(program, nproc=2, cpu=True, workdir=str(dump.parent), env=env), facts_of("gpu1"))
-    argvs, found = run_line(plan.nodes[0].by_hand, dump.parent, ranks=(0, 1))
-    assert argvs == [[str(dump.parent), *args]] * 2
-    for process, seen in zip(plan.nodes[0].processes, found, strict=True):
-        assert seen.items() >= {**env, **process.env}.items()
 
 
 @unhurried

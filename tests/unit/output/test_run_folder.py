@@ -99,21 +99,15 @@ def test_a_link_that_can_not_be_made_is_told(tmp_path):
 
 
 def test_files_of_other_programs_stay(tmp_path):
-    for name in ("node_0.log", "my.log"):
+    for name in ("node_0.log", "node_7.log", "my.log"):
         (tmp_path / name).write_text("of another script")
     (tmp_path / "node_5.log").symlink_to("my.log")
-    make_record(tmp_path).link([0, 1])
+    for ranks in ([1, 3], [0, 1]):  # the second run has no rank 3
+        make_record(tmp_path).link(ranks)
+    assert not (tmp_path / "node_3.log").is_symlink() and (tmp_path / "node_7.log").exists()
     assert (tmp_path / "node_0.log").read_text() == "of another script"
     assert (tmp_path / "node_5.log").readlink() == Path("my.log")
     assert (tmp_path / "node_1.log").readlink() == Path("latest/node_1.log")
-
-
-def test_a_share_of_a_run_is_linked_by_its_own_rank(tmp_path):
-    make_record(tmp_path).link([0, 1])
-    (tmp_path / "node_7.log").write_text("somebody's own file")
-    make_record(tmp_path).link([3])
-    assert sorted(path.name for path in tmp_path.glob("node_*.log")) == ["node_3.log", "node_7.log"]
-    assert (tmp_path / "node_3.log").readlink() == Path("latest/node_3.log")
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):

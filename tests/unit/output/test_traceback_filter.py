@@ -182,7 +182,6 @@ def feed_console(tmp_path, *, disk_is_full=False, **options):
     [
         ({}, {1}, 3),
         ({"ranks": {1}}, {1}, 0),
-        ({"ranks": {2}}, set(), 0),
         ({"is_quiet": True}, set(), 0),
         ({"as_json": True}, set(), 6),  # for a program
         ({"disk_is_full": True}, set(), 7),  # it is nowhere else; one line says so

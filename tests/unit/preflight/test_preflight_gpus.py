@@ -10,7 +10,7 @@ from launcher.job.facts import Checks, Gpu, GpuProcess
 from launcher.job.job import Job
 from launcher.job.plan import used_gpus
 from launcher.preflight.findings import CheckedHost
-from launcher.preflight.gpus import check, gigabytes
+from launcher.preflight.gpus import check
 
 MIB = 143771
 LOST = "Unable to determine the device handle for GPU0000:5D:00.0: GPU is lost."
@@ -266,15 +266,3 @@ def test_mig_leaves_one_device_for_all_ranks(host, visible, nproc, is_refused):
 @pytest.mark.parametrize("job", [ON_CPUS, Job(COMMAND, nproc=8)])
 def test_a_run_on_cpus_minds_no_gpu(job):
     assert found(*BUSY, job=job) == []
-
-
-@pytest.mark.parametrize(
-    ("mib", "words"),
-    [
-        (400, "0.4 GB"),
-        (9728, "10 GB"),
-        (81559, "80 GB"),
-    ],
-)
-def test_memory_as_on_a_gpu_s_label(mib, words):
-    assert gigabytes(mib) == words

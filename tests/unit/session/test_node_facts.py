@@ -7,22 +7,12 @@ import json
 import pytest
 
 from launcher.errors import LauncherError
-from launcher.job.facts import (
-    Gpu,
-    GpuProcess,
-    NodeFacts,
-    SetupFailure,
-)
+from launcher.job.facts import Gpu, GpuProcess, NodeFacts, SetupFailure
 from launcher.session.node_state import read_facts
 
-
-def gpu(index: int, **more: object) -> dict[str, object]:
-    known = {"name": "H200", "memory_mib": 143771, "driver": "580.159", "uuid": "GPU-1", "free_mib": None}
-    known |= {"compute_mode": "Default", "ecc_errors": 0, "processes": []}
-    known |= {"bus_id": "00000000:3B:00.0"}
-    return {"index": index, **known, **more}
-
-
+GPU = {"index": 1, "name": "H200", "memory_mib": None, "driver": "580.159", "uuid": "GPU-1", "free_mib": 21000}
+GPU |= {"compute_mode": "Default", "ecc_errors": None, "bus_id": "00000000:3B:00.0"}
+GPU["processes"] = [{"pid": 4411, "memory_mib": None, "owner": "ann", "name": "python", "mark": None}]
 CHECKS = {
     "memory_free_mib": 480000,
     "shm_mib": 64,
@@ -44,14 +34,7 @@ MESSAGE = {
     "addresses": [["lo", "127.0.0.1"], ["eth1", "10.0.0.1"]],
     "workdir_found": True,
     "script_found": False,
-    "gpus": [
-        gpu(
-            0,
-            free_mib=21000,
-            processes=[{"pid": 4411, "memory_mib": None, "owner": "ann", "name": "python", "mark": None}],
-        ),
-        gpu(1, memory_mib=None, ecc_errors=None),
-    ],
+    "gpus": [GPU],
     "gpu_error": None,
     "search": {
         "python": "/usr/bin/python3",
@@ -79,31 +62,7 @@ def test_a_message_becomes_facts():
         addresses=(("lo", "127.0.0.1"), ("eth1", "10.0.0.1")),
         workdir_found=True,
         script_found=False,
-        gpus=(
-            Gpu(
-                0,
-                "H200",
-                143771,
-                "580.159",
-                21000,
-                "Default",
-                0,
-                (GpuProcess(4411, None, "ann", "python"),),
-                "GPU-1",
-                "00000000:3B:00.0",
-            ),
-            Gpu(
-                1,
-                "H200",
-                None,
-                "580.159",
-                None,
-                "Default",
-                None,
-                uuid="GPU-1",
-                bus_id="00000000:3B:00.0",
-            ),
-        ),
+        gpus=(Gpu(**{**GPU, "processes": (GpuProcess(4411, None, "ann", "python"),)}),),
         gpu_error=None,
         python="/usr/bin/python3",
         python_version="3.11",
