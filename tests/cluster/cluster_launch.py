@@ -38,11 +38,6 @@ class Launch:
         """Start a run; options in `words` come last and win."""
         return self._start("run", "--hosts", hosts, *words)
 
-    def start_from(self, hostfile: str, *words: str) -> Running:
-        """Start a run on the hosts of a hostfile, given by its text."""
-        (self.folder / "hostfile").write_text(hostfile)
-        return self._start("run", "--hostfile", "hostfile", *words)
-
     def exec(self, *words: str, hosts: str) -> Done:
         return self._start("exec", "--hosts", hosts, *words).finish()
 

@@ -61,19 +61,6 @@ def test_one_host(launch: Launch) -> None:
     assert json.loads(line)["hosts"]["node1"]["route"]["probe_port"] is None  # a torchrun by hand may wait for node 0
 
 
-def test_one_machine_under_two_names_is_a_warning_on_cpus(launch: Launch, cluster: Cluster, train: str) -> None:
-    """Each name has a supervisor of its own."""
-    names = launch.folder / "ssh_config"
-    names.write_text(cluster.ssh_config.read_text().replace("Host node1\n", "Host node1 twin\n"))
-    words = ("--ssh-config", str(names), "--start=plain", "--cpu", "--nproc", "1", train)
-    done = launch.check(*words, hosts="node1,twin")
-    assert done.exit_code == 0
-    first, traits, *warnings, last = done.table
-    assert (first, last) == ("2 hosts responded (N s)", "nothing would break a run, 1 warning")
-    assert ", data over data1, train.py " in traits
-    assert any("node1" in line and "twin" in line for line in warnings), warnings
-
-
 # ---- GPUs -----------------------------------------------------------------------------------------------------------
 
 
@@ -196,24 +183,6 @@ def test_what_would_only_slow_a_run_is_a_line_of_it(launch: Launch, cluster: Clu
     ]  # fmt: skip
 
 
-def test_a_host_that_does_not_answer_leaves_the_others_facts(launch: Launch, cluster: Cluster) -> None:
-    cluster["node1"].block(22, is_silent=False)
-    cluster["node3"].mount("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "tmpfs")
-    done = launch.check(*ON_CPUS)
-    assert done.exit_code == 69
-    assert done.stderr == ""
-    no_route = f"no route to {cluster['node1'].address} port 22"
-    assert done.table == [
-        "2 of 3 hosts responded (N s)",
-        "  on all  CPUs",
-        f"! node1   {no_route}",
-        "          fix: check that it is on and that the network is up",
-        "  node3   /dev/shm is 64 MB: data loaders with workers may fail",
-        "          fix: pass --shm-size=8g to docker run",
-        "1 problem would break a run, 1 warning",
-    ]
-
-
 def test_a_host_that_freezes_while_ports_are_tried(launch: Launch, cluster: Cluster) -> None:
     """It is told of once, and its neighbour is not blamed for finding no answer there."""
     host = cluster["node2"]
@@ -296,18 +265,3 @@ def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, clus
 
 def without_pids(lines: list[str]) -> list[str]:
     return [re.sub(r"\bpid \d+, \d+", "pid N, N", re.sub(r"\d+ \((?=s)", "N (", line)) for line in lines]
-
-
-def test_a_host_that_can_not_be_asked_is_no_clean_one(launch: Launch, cluster: Cluster) -> None:
-    for name in ("node1", "node2"):
-        cluster[name].block(22, is_silent=False)
-    done = launch.clean(hosts="node1")
-    assert done.exit_code == 69
-    assert done.words == [
-        "launch: 1 host can't be used:",
-        f"  node1: no route to {cluster['node1'].address} port 22",
-        "    fix: check that it is on and that the network is up",
-    ]
-    done = launch.clean(hosts="node[2-3]")
-    assert done.exit_code == 69
-    assert done.words[:2] == ["launch: nothing is left behind on 1 host", "launch: 1 host can't be used:"]

@@ -10,7 +10,6 @@ import pytest
 from cluster_launch import Launch
 from machines.cluster import Cluster
 from machines.patience import DEADLINE_S
-from machines.slowness import slowed_process
 
 from launcher.cli.test_distributed import print_culprits
 from launcher.hosts.hostfiles import parse_hosts
@@ -60,18 +59,6 @@ def test_two_hosts(launch: Launch, cluster: Cluster) -> None:
         argv = node["argv"]
         assert argv[argv.index("--local-addr") + 1] == cluster[f"node{number}"].address
         assert argv[argv.index("--master-addr") + 1] == cluster["node1"].address
-
-
-def test_a_slow_host_is_named(launch: Launch, cluster: Cluster) -> None:
-    one_thread = ("--setup", "export OMP_NUM_THREADS=1")  # or they would wait for each other
-    running = launch.test(1, "--max-size", "1", "--gpus-under-load", "3s", *one_thread, hosts="node[1-3]")
-    running.wait_for("loading all CPUs")
-    (rank,) = [each for each in cluster.ranks() if each.host == "node2" and "collectives" in each.command]
-    with slowed_process(rank.pid, 0.05):
-        done = running.finish()
-    assert done.exit_code == 0, done
-    (slow,) = [line for line in done.lines if "below the median" in line]
-    assert re.match(r"warning: node2: rank 1: \S+ GFLOP/s in fp32, \d+ % below the median \S+ of 3 x ", slow)
 
 
 @pytest.fixture

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -86,13 +83,6 @@ def test_what_is_here_runs_there(launch: Launch, cluster: Cluster, proj: Path) -
     assert "(nothing sent)" in find_code(again.words)
 
 
-def test_the_cause_names_the_file_here(launch: Launch, proj: Path) -> None:
-    (proj / "train.py").write_text("raise ValueError('no data')\n")
-    done = launch.start(f"--sync={proj}", *PYTHON, "train.py", hosts="node1").finish()
-    (place,) = [line for line in done.words if "train.py" in line]
-    assert place == f'    File "{proj}/train.py", line 1, in <module>'
-
-
 def sent(lines: Sequence[str]) -> str:
     found = re.search(r"([0-9.]+ k?B|\d+ bytes) sent", find_code(lines))
     assert found is not None
@@ -131,36 +121,6 @@ def test_code_that_a_rank_has_damaged_is_replaced_before_the_restart(
     ], done
 
 
-SHOWS = """\
-import editable, sys
-print(__file__, editable.__file__, __package__)
-"""
-
-
-def test_an_editable_install_of_the_live_directory_does_not_win(
-    launch: Launch, cluster: Cluster, proj: Path, tmp_path: Path
-) -> None:
-    """Nor does a module below src; both with a PYTHONPATH that leads to the live directory."""
-    for name, text in {"src/pkg/__init__.py": "", "src/pkg/train.py": SHOWS, "libs/e/src/editable.py": ""}.items():
-        (proj / name).parent.mkdir(parents=True, exist_ok=True)
-        (proj / name).write_text(text)
-    venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    site = venv / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-    with_torch = [path for path in sys.path if path.endswith("-packages")]
-    (site / "e.pth").write_text("\n".join([f"{proj}/libs/e/src", f"{proj}/src", *with_torch, ""]))
-    info = site / "editable-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: editable\nVersion: 1\n")
-    url = (proj / "libs" / "e").as_uri()
-    (info / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))
-    paths = ("--venv", str(venv), "--env", f"PYTHONPATH={proj}/src:/opt/none", f"--sync={proj}")
-    done = launch.start(*paths, "--cpu", "--nproc", "1", "--start=plain", "-m", "pkg.train", hosts="node1").finish()
-    assert done.exit_code == 0, done
-    root = next((cache_of(cluster["node1"]) / "trees").iterdir()) / "my pröj_ 1"
-    assert done.lines == [f"[node1:0] {root}/src/pkg/train.py {root}/libs/e/src/editable.py pkg"]
-
-
 def test_a_run_that_another_host_controls_gets_its_code_from_there(
     launch: Launch, cluster: Cluster, proj: Path
 ) -> None:
@@ -195,31 +155,6 @@ def test_a_disk_that_is_full(launch: Launch, cluster: Cluster, proj: Path) -> No
     inside = [*cluster["node2"].enter(cache), "find", ".", "-size", "+1000k"]
     assert subprocess.run(inside, capture_output=True, text=True, check=True).stdout == ""
     assert subprocess.run([*inside[:-4], "ls", "-A", "launch/trees"], capture_output=True, check=True).stdout == b""
-
-
-def is_taking(host: Host) -> bool:
-    """Tell whether a file is arriving, after another one has."""
-    return sum(path.is_file() for path in (cache_of(host) / "trees").glob(".new-*/my*/*")) > 1
-
-
-def test_launch_is_killed_while_it_sends(launch: Launch, cluster: Cluster, proj: Path) -> None:
-    """Nothing of it is used, and the same command brings all."""
-    host = cluster["node2"]
-    for _ in range(5):  # a busy machine may have sent all before this test gets its turn
-        shutil.rmtree(cache_of(host), ignore_errors=True)
-        (proj / "large").write_bytes(os.urandom(20_000_000))
-        running = launch.start(f"--sync={proj}", *PYTHON, "train.py", hosts="node2")
-        assert wait_until(lambda running=running: is_taking(host) or running.process.poll() is not None, poll_s=0.001)
-        running.process.kill()
-        done = running.wait()
-        assert wait_until(lambda: not host.processes())
-        if not any((cache_of(host) / "trees").glob("[!.]*")):
-            break
-    assert done.exit_code == -signal.SIGKILL, done
-    again = launch.start(f"--sync={proj}", *PYTHON, "train.py", hosts="node2").finish()
-    assert again.exit_code == 0, again
-    assert find_code(again.words).endswith("(all, 20 MB sent); left out: data/ (git-ignored)")
-    assert [path.stat().st_size for path in cache_of(host).glob("trees/[!.]*/my pröj_ 1/large")] == [20_000_000]
 
 
 def test_the_code_is_sent_and_removed(launch: Launch, cluster: Cluster, proj: Path) -> None:

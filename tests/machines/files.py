@@ -74,7 +74,4 @@ _FAKE_TABLE = f'for index in $(seq 0 $(({{count}} - 1))); do echo "{_FAKE_LINE}"
 FAKE_ANSWERS = {
     "works": _FAKE_TABLE,
     "warns": f"{_FAKE_TABLE}; echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0'; exit 14",
-    "hangs": "sleep 300; exit 1",
-    "broken": "echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9",
-    "garbled": "echo 'Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error'",
 }
