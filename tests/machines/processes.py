@@ -69,6 +69,10 @@ def read_state(pid: int) -> str:
     return _read(pid, "stat").rpartition(") ")[2][:1]
 
 
+def is_alive(pid: int) -> bool:
+    return read_state(pid) not in _GONE
+
+
 def read_parent(pid: int) -> int:
     """Return the id of a process's parent, or 0 if the process is gone."""
     fields = _read(pid, "stat").rpartition(") ")[2].split()

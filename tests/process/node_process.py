@@ -24,8 +24,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from machines import processes
 from machines.patience import DEADLINE_S, NEVER_S
-from machines.processes import send_signal
+from machines.processes import is_alive, send_signal
 
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
@@ -319,22 +320,6 @@ class Node:
 # ---- /proc, read without the launcher's own reader ------------------------------------------------------------------
 
 
-def read_state(pid: int) -> str:
-    """Return one letter, X for a process that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(") ")[2][0]
-    except (OSError, IndexError):
-        return "X"
-
-
-def is_alive(pid: int) -> bool:
-    return read_state(pid) not in "ZX"
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()[1])
-
-
 def read_status(pid: int, name: str) -> str:
     """Return a line of /proc/PID/status: `VmHWM`, the most memory that it ever had, is "20480 kB"."""
     text = Path(f"/proc/{pid}/status").read_text()
@@ -355,10 +340,7 @@ def find_marked(mark: str, name: str = "LAUNCH_MARK") -> set[int]:
 
 
 def wait_until(is_true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(POLL_S)
+    assert processes.wait_until(is_true), "not in time"
 
 
 class Nodes:

@@ -23,7 +23,8 @@ import pytest
 from agent_fleet import RUN, Fleet, MakeFleet, Wire
 from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, long_enough, slowed
-from node_process import is_alive, wait_until
+from machines.processes import is_alive
+from node_process import wait_until
 
 from launcher.errors import HostFailureKind
 from launcher.hosts.host import Host

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
-from node_process import is_alive, wait_until
+from machines.processes import is_alive
+from node_process import wait_until
 
 from bench.gpu.hardware import Hardware
 from bench.gpu.part import PartError

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from machines.processes import send_signal
-from node_process import is_alive, read_state, wait_until
+from machines.processes import is_alive, read_state, send_signal
+from node_process import wait_until
 
 from launcher.node.processes import proc
 from launcher.node.processes.proc import MARK, read_process

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from machines.patience import NEVER_S, slowed
-from machines.processes import wait_until
-from node_process import is_alive
+from machines.processes import is_alive, wait_until
 
 from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
 from launcher.output.run_folder import RunRecord, create_record

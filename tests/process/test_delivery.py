@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from lying_node import HELLO, HOSTILE, LyingTransport
 from machines.patience import DEADLINE_S, NEVER_S
+from machines.processes import is_alive
 from machines.repositories import run_git
-from node_process import is_alive, share_code, wait_until
+from node_process import share_code, wait_until
 from transport_by_host import TransportByHost
 
 from launcher.commands.clean import clean_code, cleaning_lines

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_process import is_alive, shell, wait_until
+from machines.processes import is_alive
+from node_process import shell, wait_until
 from screen import Screen
 from transport_by_host import TransportByHost
 

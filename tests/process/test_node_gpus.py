@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from machines.patience import long_enough, slowed
-from node_process import is_alive, wait_until
+from machines.processes import is_alive
+from node_process import wait_until
 
 from launcher.job.facts import Gpu, GpuProcess
 from launcher.node.facts import gpus, responder

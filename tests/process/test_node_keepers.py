@@ -20,20 +20,8 @@ from pathlib import Path
 import pytest
 import test_node_warm
 from machines.patience import NEVER_S
-from node_process import (
-    FORKS,
-    IGNORES,
-    STAND_IN,
-    STOP_TIMEOUT_S,
-    WAITS,
-    Node,
-    Nodes,
-    is_alive,
-    parent_of,
-    python,
-    read_status,
-    shell,
-)  # fmt: skip
+from machines.processes import is_alive, read_parent
+from node_process import FORKS, IGNORES, STAND_IN, STOP_TIMEOUT_S, WAITS, Node, Nodes, python, read_status, shell
 from test_node_torchrun import write_script
 
 from launcher.node import messages
@@ -138,7 +126,7 @@ any_program = pytest.mark.parametrize("start", [start_torchrun, start_warm])
 
 def find_starter(node: Node) -> int:
     """Return the parent of rank 0."""
-    return parent_of(node.pid_of(0))
+    return read_parent(node.pid_of(0))
 
 
 def kill_keepers(node: Node, first: str, gap_s: float = 0) -> None:

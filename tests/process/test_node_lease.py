@@ -11,20 +11,8 @@ from pathlib import Path
 
 import pytest
 from machines.patience import NEVER_S, long_enough, slowed
-from machines.processes import send_signal
-from node_process import (
-    FORKS,
-    IGNORES,
-    SAVES,
-    STDOUT,
-    WAITS,
-    Node,
-    Nodes,
-    is_alive,
-    parent_of,
-    python,
-    shell,
-)  # fmt: skip
+from machines.processes import is_alive, read_parent, send_signal
+from node_process import FORKS, IGNORES, SAVES, STDOUT, WAITS, Node, Nodes, python, shell
 
 from launcher.node import messages
 
@@ -235,7 +223,7 @@ def test_a_sweep_ends_all_helpers_that_are_suspended(nodes: Nodes) -> None:
     node = nodes.start()
     keepers = node.prepare()["keepers"]
     node.start_ready(shell(IGNORES))
-    helpers = [parent_of(node.pid_of(0)), node.supervisor, node.guardian.pid]
+    helpers = [read_parent(node.pid_of(0)), node.supervisor, node.guardian.pid]
     for pid in helpers:
         send_signal(pid, signal.SIGSTOP)
     assert sweep(nodes, node, wait_s=0.1, lost_keepers=keepers) == []

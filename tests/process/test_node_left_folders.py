@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines.processes import send_signal
-from node_process import WAITS, Node, Nodes, is_alive, parent_of, shell, wait_until
+from machines.processes import is_alive, read_parent, send_signal
+from node_process import WAITS, Node, Nodes, shell, wait_until
 
 from launcher.node import clock, messages
 from launcher.node.processes import proc, run_folders, run_owner, workers
@@ -214,7 +214,7 @@ def test_a_run_whose_keepers_were_killed(nodes: Nodes) -> None:
     assert find_over(nodes, lost)[1] == []  # it has no process with its mark yet
     lost.start_ready(shell(WAITS))
     assert find_over(nodes, lost)[1] == []
-    pids = (lost.guardian.pid, lost.supervisor, parent_of(lost.pid_of(0)), lost.pid_of(0))
+    pids = (lost.guardian.pid, lost.supervisor, read_parent(lost.pid_of(0)), lost.pid_of(0))
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             send_signal(pid, number)  # one may have died with its parent

@@ -15,19 +15,8 @@ from typing import Any
 
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S
-from node_process import (
-    IGNORES,
-    WAITS,
-    Message,
-    Node,
-    Nodes,
-    find_marked,
-    is_alive,
-    parent_of,
-    read_state,
-    shell,
-    wait_until,
-)  # fmt: skip
+from machines.processes import is_alive, read_parent, read_state
+from node_process import IGNORES, WAITS, Message, Node, Nodes, find_marked, shell, wait_until
 
 from launcher.node import messages
 from launcher.node.facts import leftovers
@@ -77,7 +66,7 @@ def in_background(argv: list[str]) -> list[str]:
 def kill_keepers(node: Node) -> None:
     """Kill guardian, supervisor and shim at once, so that none of them cleans up; their ranks die with them."""
     ranks = [node.pid_of(rank) for rank in range(2)]
-    keepers = (node.guardian.pid, node.supervisor, parent_of(ranks[0]))
+    keepers = (node.guardian.pid, node.supervisor, read_parent(ranks[0]))
     for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them notices another one's death
         for pid in keepers:
             os.kill(pid, number)
@@ -125,7 +114,7 @@ def test_a_run_whose_helpers_are_all_suspended_is_found_and_ended(nodes: Nodes) 
     lost = nodes.start(mark="20261120-091233.ab12.0")
     lost.prepare()
     lost.start_ready(shell(IGNORES))
-    keepers = [parent_of(lost.pid_of(0)), lost.supervisor, lost.guardian.pid]
+    keepers = [read_parent(lost.pid_of(0)), lost.supervisor, lost.guardian.pid]
     for pid in keepers[:2]:
         os.kill(pid, signal.SIGSTOP)
     _, runs = found_by(nodes, of=lost.mark)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
-from node_process import STDERR, STDOUT, WAITS, Node, Nodes, is_alive, python, shell, wait_until
+from machines.processes import is_alive
+from node_process import STDERR, STDOUT, WAITS, Node, Nodes, python, shell, wait_until
 
 from launcher.node import messages
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from machines.driven_nvml import LOST, DrivenNvml
 from machines.patience import DEADLINE_S, NEVER_S
-from node_process import is_alive, wait_until
+from machines.processes import is_alive
+from node_process import wait_until
 
 from launcher.job.facts import GpuSample
 from launcher.node.sampler import HostReader

@@ -10,18 +10,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from node_process import (
-    STAND_IN,
-    STDERR,
-    Message,
-    Node,
-    Nodes,
-    is_alive,
-    read_state,
-    read_status,
-    shell,
-    wait_until,
-)
+from machines.processes import is_alive, read_state
+from node_process import STAND_IN, STDERR, Message, Node, Nodes, read_status, shell, wait_until
 
 from launcher.diagnosis.stacks import parse_stack
 from launcher.node import messages

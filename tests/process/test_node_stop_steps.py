@@ -12,19 +12,8 @@ from pathlib import Path
 
 import pytest
 from machines.patience import NEVER_S
-from node_process import (
-    FORKS,
-    IGNORES,
-    SAVES,
-    STDOUT,
-    WAITS,
-    Node,
-    Nodes,
-    find_marked,
-    is_alive,
-    python,
-    shell,
-)  # fmt: skip
+from machines.processes import is_alive
+from node_process import FORKS, IGNORES, SAVES, STDOUT, WAITS, Node, Nodes, find_marked, python, shell
 
 from launcher.node import messages
 

@@ -14,18 +14,8 @@ from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S
-from node_process import (
-    SAVES,
-    STAND_IN,
-    STDERR,
-    STDOUT,
-    Message,
-    Node,
-    Nodes,
-    is_alive,
-    parent_of,
-    read_status,
-)  # fmt: skip
+from machines.processes import is_alive, read_parent
+from node_process import SAVES, STAND_IN, STDERR, STDOUT, Message, Node, Nodes, read_status
 from test_node_ranks import NASTY
 
 from launcher.node import messages
@@ -74,7 +64,7 @@ def give_order(folder: Path, rank: int, order: str) -> None:
 
 
 def find_torchrun(node: Node) -> int:
-    return parent_of(node.pid_of(0))
+    return read_parent(node.pid_of(0))
 
 
 def is_held(torchrun: int) -> bool:

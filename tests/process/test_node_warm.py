@@ -17,15 +17,8 @@ from typing import Any
 import pytest
 from machines.patience import NEVER_S
 from machines.ports import free_port
-from node_process import (
-    STAND_IN,
-    STDERR,
-    STDOUT,
-    STOP_TIMEOUT_S,
-    Node,
-    Nodes,
-    parent_of,
-)
+from machines.processes import read_parent
+from node_process import STAND_IN, STDERR, STDOUT, STOP_TIMEOUT_S, Node, Nodes
 from test_node_ranks import NASTY
 
 from launcher.hosts.host import Host
@@ -342,8 +335,8 @@ def test_if_the_warm_python_is_killed_so_are_its_ranks(nodes: Nodes, tmp_path: P
     node = start(nodes, tmp_path, WAITS, nproc=2)
     for rank in (0, 1):
         node.wait_for_output("ready", rank)
-    assert parent_of(node.pid_of(0)) == parent_of(node.pid_of(1))
-    os.kill(parent_of(node.pid_of(0)), signal.SIGKILL)
+    assert read_parent(node.pid_of(0)) == read_parent(node.pid_of(1))
+    os.kill(read_parent(node.pid_of(0)), signal.SIGKILL)
     assert node.wait_for_exits(2) == {0: (None, 9), 1: (None, 9)}
     assert node.stop() == []
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from concurrency_limits import refuse_threads
 from machines.patience import DEADLINE_S, long_enough
-from machines.processes import send_signal
-from node_process import WAITS, find_marked, is_alive, shell, wait_until
+from machines.processes import is_alive, send_signal
+from node_process import WAITS, find_marked, shell, wait_until
 
 from launcher.clock import boot_id, boottime
 from launcher.errors import HostFailure, HostFailureKind

@@ -21,8 +21,8 @@ import pytest
 from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.ports import free_port
-from machines.processes import read_command
-from node_process import find_marked, is_alive, wait_until
+from machines.processes import is_alive, read_command
+from node_process import find_marked, wait_until
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from lying_node import CENSUS, FACTS, HELLO, HOSTILE, Lie, LyingTransport, Piece
 from machines.patience import DEADLINE_S, NEVER_S, slowed
-from node_process import is_alive, wait_until
+from machines.processes import is_alive
+from node_process import wait_until
 from screen import Screen
 from transport_by_host import TransportByHost
 

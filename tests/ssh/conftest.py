@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from launching import TRANSPORTS, Launch
-from machines.processes import wait_until
-from ssh_hosts import SshHosts, find_obstacle, is_alive, send_signal
+from machines.processes import is_alive, send_signal, wait_until
+from ssh_hosts import SshHosts, find_obstacle
 
 
 @pytest.fixture(scope="session")

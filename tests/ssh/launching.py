@@ -18,9 +18,9 @@ import pytest
 from machines.launches import PROGRAM, start_launch
 from machines.logs import without_stamps
 from machines.patience import DEADLINE_S, NEVER_S
-from machines.processes import wait_until
+from machines.processes import is_alive, wait_until
 from machines.warm import WarmProcess
-from ssh_hosts import POLL_S, SshHosts, is_alive, read_peak_kib
+from ssh_hosts import POLL_S, SshHosts, read_peak_kib
 
 RANK_FILE = Path(__file__).with_name("rank.py")
 # Nobody waits for a silence here, and who ignores SIGTERM is soon killed.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
-from machines.processes import wait_until
+from machines.processes import send_signal, wait_until
 
 SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
 POLL_S = 0.02
@@ -341,16 +341,6 @@ def read_stat(pid: int) -> list[str]:
             return file.read().rpartition(") ")[2].split()
     except OSError:
         return []
-
-
-def send_signal(pid: int, number: int) -> None:
-    """Signal a process that may have ended meanwhile."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def is_alive(pid: int) -> bool:
-    return read_stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def read_peak_kib(pid: int) -> int:

@@ -6,7 +6,8 @@ import json
 import signal
 
 from launching import Launch
-from ssh_hosts import SshHosts, send_signal
+from machines.processes import send_signal
+from ssh_hosts import SshHosts
 
 
 def test_output_of_every_host(launch: Launch) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 from launching import Launch, Running
 from machines.patience import NEVER_S, slowed
-from machines.processes import wait_until
-from ssh_hosts import SshHosts, is_alive, send_signal
+from machines.processes import is_alive, send_signal, wait_until
+from ssh_hosts import SshHosts
 from terminal import Terminal
 
 SCRIPT = "hang.py"

@@ -18,9 +18,9 @@ from launching import Launch, every_transport, rank
 from machines.fido import write_fido_key
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
-from machines.processes import wait_until
+from machines.processes import is_alive, wait_until
 from password_server import PASSWORD, PasswordServer
-from ssh_hosts import SshHost, SshHosts, another_sshd, is_alive, make_key, running_agent
+from ssh_hosts import SshHost, SshHosts, another_sshd, make_key, running_agent
 from terminal import Terminal
 
 from launcher.errors import HostFailure, HostFailureKind

@@ -11,8 +11,8 @@ import pytest
 from launching import Done, Launch, rank, shell
 from machines.patience import slowed
 from machines.ports import free_port
-from machines.processes import wait_until
-from ssh_hosts import Process, SshHosts, read_processes, running_agent, send_signal
+from machines.processes import send_signal, wait_until
+from ssh_hosts import Process, SshHosts, read_processes, running_agent
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 

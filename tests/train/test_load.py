@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +15,34 @@ import pytest
 import torch
 from machines.driven_nvml import DrivenNvml
 from machines.processes import wait_until
-from machines.slowness import slowed_process
 
 from launcher.collectives import load
 from launcher.forms import reader_of
 from launcher.node.processes import numa
 from launcher.preflight.load import Sensors, check, read_loads
+
+TURN_S = 0.2  # long enough for a busy machine to keep the share
+
+
+@contextlib.contextmanager
+def slowed_process(pid: int, share: float) -> Iterator[None]:
+    """Let a process run for this share of the time until the block ends, or until it has ended."""
+    is_over = threading.Event()
+
+    def take_turns() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while not is_over.wait(TURN_S * share):
+                os.kill(pid, signal.SIGSTOP)
+                is_over.wait(TURN_S * (1 - share))
+                os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_a_slowed_rank_is_named(starter: Any) -> None:
