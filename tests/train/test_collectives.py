@@ -101,22 +101,6 @@ def test_no_check_waits_for_an_import(starter: Any) -> None:
     assert run.stdout.splitlines()[-1] == "[]"
 
 
-EXCHANGE = """
-from launcher import distributed, exchange
-rank = distributed.init("gloo").rank
-print(exchange.gather("x" * (100 * rank + 1)) == ["x", "x" * 101])
-distributed.leave(0)
-"""
-
-
-def test_values_of_different_sizes_go_between_ranks(starter: Any) -> None:
-    script = starter.folder / "exchange.py"
-    script.write_text(EXCHANGE)
-    ranks = starter.start_ranks(2, lambda _: [str(script)])
-    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
-    assert [rank.stdout for rank in ranks] == ["True\n"] * 2
-
-
 # Where an interpreter's torch finds no numpy, torch's own way to exchange Python values fails.
 WITHOUT_NUMPY = """
 import sys
@@ -156,12 +140,6 @@ def test_several_ranks_that_resume_without_numpy_say_so(starter: Any) -> None:
     assert [rank.wait() for rank in ranks] == [2, 2]
     said = ": several ranks resume with torch's help, which needs numpy; fix: install numpy\n"
     assert ranks[0].stderr.endswith(said), ranks[0].stderr
-
-
-def test_a_half_set_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert program.main([]) == 2
-    assert capsys.readouterr().err.startswith("set: MASTER_PORT; not set: RANK, WORLD_SIZE, ")
 
 
 def test_joining_on_gpus_may_take_minutes() -> None:
@@ -223,7 +201,7 @@ def test_a_nan_is_wrong() -> None:
     assert checks.describe_mismatch(got, torch.zeros(1)) == ("expected 0, got nan (element 0, 1 of 1 differ)")
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 40])
+@pytest.mark.parametrize("size", [1, 2, 9, 40])
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
 def test_the_expected_sums_hold_in_any_world_and_miss_no_rank(
     name: str, size: int, monkeypatch: pytest.MonkeyPatch
@@ -275,7 +253,6 @@ def test_gradients_are_compared_in_fp32_where_an_image_turns_on_tf32(world: Worl
 def test_sizes_grow_to_the_largest() -> None:
     kib = bandwidth.KIB
     assert bandwidth.list_sizes(4 * bandwidth.MIB) == [4 * kib, 64 * kib, 1024 * kib, 4096 * kib]
-    assert bandwidth.list_sizes(1 * bandwidth.MIB) == [4 * kib, 64 * kib, 1024 * kib]
     assert bandwidth.list_sizes(4 * kib) == [4 * kib]
     assert bandwidth.list_sizes(bandwidth.LARGEST_BYTES["cuda"])[2:] == [2**20, 2**24, 2**28, 2**30]
 

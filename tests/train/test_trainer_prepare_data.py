@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from machines.ports import free_port
 
 from launcher.trainer import prepare_data
 from launcher.trainer.config import ConfigError
 from launcher.trainer.prepare_data import PATH, find_shakespeare, main
-from tests.train.conftest import free_port
 
 TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2000
 
@@ -54,24 +54,15 @@ def web() -> Iterator[str]:
 
 
 @dataclass
-class Said:
-    """What a run of the command wrote on the screen."""
-
-    exit_code: int
-    out: str
-    err: str
-
-
-@dataclass
 class Command:
     """The command in a directory of its own."""
 
     folder: Path
     capsys: pytest.CaptureFixture[str]
 
-    def run(self, *argv: object) -> Said:
+    def run(self, *argv: object) -> tuple[int, str, str]:
         exit_code = main([*map(str, argv)])
-        return Said(exit_code, *self.capsys.readouterr())
+        return exit_code, *self.capsys.readouterr()
 
     def left(self) -> list[str]:
         return sorted(path.name for path in self.folder.rglob("*"))
@@ -90,11 +81,11 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 @pytest.mark.parametrize("where", ["text", "moved"])
 def test_the_text_is_downloaded_once(where: str, web: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_data, "URL", f"{web}/{where}")
-    assert command.run() == Said(0, f"{PATH} written, {len(TEXT)} bytes; train on it with --data shakespeare\n", "")
+    assert command.run() == (0, f"{PATH} written, {len(TEXT)} bytes; train on it with --data shakespeare\n", "")
     assert PATH.read_bytes() == TEXT
     assert command.left() == ["data", "tinyshakespeare.txt"]
     monkeypatch.setattr(prepare_data, "URL", f"{web}/none")
-    assert command.run() == Said(0, f"{PATH} already exists\n", "")
+    assert command.run() == (0, f"{PATH} already exists\n", "")
 
 
 @pytest.mark.parametrize(("where", "size"), [("wrong", len(TEXT)), ("cut", 1000), ("endless", len(TEXT) + 1)])
@@ -103,7 +94,7 @@ def test_another_text_is_refused(
 ) -> None:
     monkeypatch.setattr(prepare_data, "URL", f"{web}/{where}")
     expected = f"{web}/{where} is not Tiny Shakespeare: {size} bytes, expected {len(TEXT)}\n"
-    assert command.run() == Said(1, "", expected)
+    assert command.run() == (1, "", expected)
     assert command.left() == []
 
 
@@ -119,7 +110,7 @@ def test_where_there_is_no_network_the_way_out_is_named(
             (f"http://127.0.0.1:{silent.getsockname()[1]}/", "timed out"),
         ):
             monkeypatch.setattr(prepare_data, "URL", url)
-            assert command.run() == Said(1, "", f"can't download {url}: {reason}; {fix}")
+            assert command.run() == (1, "", f"can't download {url}: {reason}; {fix}")
     assert command.left() == []
 
 
@@ -129,14 +120,14 @@ def test_a_copy_is_taken_and_another_text_of_that_name_stays(command: Command) -
     with pytest.raises(ConfigError) as missing:
         find_shakespeare()
     assert str(missing.value) == f"{PATH} is missing on rank 0's host; fix: {run_it}"
-    assert command.run("--file", copy) == Said(1, "", f"{copy}: No such file or directory\n")
+    assert command.run("--file", copy) == (1, "", f"{copy}: No such file or directory\n")
     copy.write_bytes(TEXT)
     PATH.parent.touch()
-    assert command.run("--file", copy) == Said(1, "", "data: File exists\n")
+    assert command.run("--file", copy) == (1, "", "data: File exists\n")
     PATH.parent.unlink()
-    assert command.run("--file", copy).exit_code == 0
+    assert command.run("--file", copy)[0] == 0
     assert find_shakespeare().read_bytes() == TEXT
     PATH.write_bytes(TEXT + b"and my own play")
     said = f"{PATH} on rank 0's host is not Tiny Shakespeare; fix: remove it, and {run_it}"
-    assert command.run("--file", copy) == Said(1, "", f"{said}\n")
+    assert command.run("--file", copy) == (1, "", f"{said}\n")
     assert PATH.read_bytes() == TEXT + b"and my own play"

@@ -46,6 +46,15 @@ LIBRARIES = {
 }
 READ_ENVIRONMENT = {"cli", "api", "node", "distributed", "collectives", "trainer"}
 BESIDE_TORCH = "launcher.node.programs."  # where torch and the user's sitecustomize may be imported
+# What others import of node/.
+OF_NODE_FOR_ALL = ("archive", "clock", "loading", "messages")
+OF_NODE = {
+    "controller": ("facts.network", "processes.proc"),
+    "sync": ("code.folders", "code.listing", "code.store"),
+    "commands": ("file_sender",),
+    "runs": ("agents.notice", "facts.machine", "own_folders", "processes.run_owner"),
+    "collectives": ("nvml", "processes.numa"),
+}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 
 # Pure packages do nothing but compute, and what reads files may still have no process, socket or clock.
@@ -152,25 +161,11 @@ def _may_import(module: Module, name: str) -> bool:
         return True
     if mine == "node":
         return False
-    if mine in RANK_LEVELS:
-        is_lower = other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
-        return is_lower or (
-            mine == "collectives" and name.startswith(("launcher.node.nvml", "launcher.node.processes.numa"))
-        )
     if other == "node":
-        on_a_node = (
-            "launcher.node.facts.network",
-            "launcher.node.processes.proc",
-        )
-        is_on_a_node = mine == "controller" and name.startswith(on_a_node)
-        shared = tuple(f"launcher.node.code.{name}" for name in ("folders", "listing", "store"))
-        is_of_trees = mine == "sync" and name.startswith(shared)
-        is_of_results = mine == "commands" and name.startswith("launcher.node.file_sender")
-        of_itself = ("agents.notice", "facts.machine", "own_folders", "processes.run_owner")
-        is_one_itself = mine == "runs" and name.startswith(tuple(f"launcher.node.{each}" for each in of_itself))
-        shared_by_all = ("archive", "clock", "loading", "messages")
-        is_shared = name.startswith(tuple(f"launcher.node.{each}" for each in shared_by_all))
-        return is_on_a_node or is_one_itself or is_of_trees or is_of_results or is_shared
+        allowed = (*OF_NODE.get(mine, ()), *(() if mine in RANK_LEVELS else OF_NODE_FOR_ALL))
+        return name.startswith(tuple(f"launcher.node.{each}" for each in allowed))
+    if mine in RANK_LEVELS:
+        return other in RANK_LEVELS and RANK_LEVELS[other] < RANK_LEVELS[mine]
     if other in LEVELS:
         return LEVELS[other] < LEVELS.get(mine, -1)
     # What is no module is a name in launcher/__init__.py, below everything, such as __version__.

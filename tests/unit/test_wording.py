@@ -9,14 +9,7 @@ from launcher.wording import count, duration, fold_ranks, listed, nearest, size,
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [
-        (0.44, "0.4 s"),
-        (9.94, "9.9 s"),
-        (59.6, "1 min 00 s"),
-        (751, "12 min 31 s"),
-        (3599.7, "1 h 00 min"),
-        (10925, "3 h 02 min"),
-    ],
+    [(0.44, "0.4 s"), (9.94, "9.9 s"), (59.6, "1 min 00 s"), (3599.7, "1 h 00 min"), (10925, "3 h 02 min")],
 )
 def test_durations(seconds, words):
     assert duration(seconds) == words
@@ -24,35 +17,22 @@ def test_durations(seconds, words):
 
 @pytest.mark.parametrize(
     ("size_bytes", "words"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (1000, "1.0 kB"),
-        (9_950, "10 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.0 MB"),
-        (41_000_000_000, "41 GB"),
-        (5 * 10**15, "5000 TB"),
-    ],
+    [(0, "0 bytes"), (999, "999 bytes"), (9_950, "10 kB"), (999_500, "1.0 MB"), (5 * 10**15, "5000 TB")],
 )
 def test_sizes(size_bytes, words):
     assert size(size_bytes) == words
 
 
-def test_counts():
-    assert [count(1, "node"), count(2, "node"), count(0, "process"), count(1, "process"), count(8, "GPU")] == [
-        "1 node",
-        "2 nodes",
-        "0 processes",
-        "1 process",
-        "8 GPUs",
-    ]
-    assert [count(1, "directory"), count(2, "directory"), count(2, "key")] == ["1 directory", "2 directories", "2 keys"]
+@pytest.mark.parametrize(
+    ("number", "thing", "words"),
+    [(1, "node", "1 node"), (0, "process", "0 processes"), (2, "directory", "2 directories"), (2, "key", "2 keys")],
+)
+def test_counts(number, thing, words):
+    assert count(number, thing) == words
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.5, "0.5 s"), (90, "90 s"), (60, "1 min"), (600, "10 min"), (3600, "1 h"), (5400, "90 min"), (7200, "2 h")],
+    ("seconds", "words"), [(0.5, "0.5 s"), (90, "90 s"), (60, "1 min"), (3600, "1 h"), (5400, "90 min")]
 )
 def test_a_time_as_it_was_chosen(seconds, words):
     assert span(seconds) == words
