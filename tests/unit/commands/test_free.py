@@ -130,11 +130,6 @@ def test_a_host_that_cant_be_reached_and_a_container() -> None:
     assert found.exit_code == EXIT_UNREACHABLE
 
 
-def test_all_hosts_of_a_range_share_an_entry_of_include() -> None:
-    boxes = tuple(box(f"gpu{number}", ANN) for number in (1, 2, 3, 5))
-    assert table(Survey(boxes, (), NOW))[-1] == ("16 of 32 GPUs are free: --include 'gpu[1-3,5]:0,1,2,3'")
-
-
 def test_no_text_of_a_claim_or_process_reaches_the_terminal_as_it_is() -> None:
     """Whoever writes a claim names its run; whoever starts a process names that."""
     bad = "x\x1b]52;c;aGk=\x07\x9b2J\u202e\n"

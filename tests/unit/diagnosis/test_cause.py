@@ -219,6 +219,7 @@ def why(*failures, ranks=()):
     ("failed", "name"),
     [
         (failure(stderr=raising(FULL)), "gpu-memory"),
+        (failure(stderr=raising("RuntimeError: step 42\n" + FULL)), "gpu-memory"),  # in a later line of its message
         (failure(stderr="".join(f"[rank0]: {line}\n" for line in raising(FULL).splitlines())), "gpu-memory"),
         (failure(code=2, stderr="usage: x [-h]\nx: error: unrecognized arguments: --gpus 8\n"), "arguments"),
         (failure(code=3, stderr="a\n" + FULL + "bye\n"), "gpu-memory"),

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.diagnosis.signatures import (
-    MAX_LINE,
-    SIGNATURES,
-    Kind,
-    Signature,
-    explain_lines,
-)
+from launcher.diagnosis.signatures import MAX_LINE, SIGNATURES, Kind, Signature, explain_lines
 
 SEEN_LINES = Path(__file__).with_name("seen_lines.txt")
 OOM = (
@@ -126,16 +120,7 @@ def test_what_healthy_ranks_say_is_marked() -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    [
-        "a",
-        " ",
-        "sh: 1: ",
-        "[Rank 1] ",
-        "lib",
-        "port: 1",
-        "DataLoader worker (pid",
-        "/dev/shm/x",
-    ],
+    ["a", " ", "sh: 1: ", "[Rank 1] ", "lib", "port: 1", "DataLoader worker (pid", "/dev/shm/x"],
 )
 def test_a_flood_in_one_line_costs_little(piece: str) -> None:
     line = piece * (1_000_000 // len(piece))

@@ -94,15 +94,6 @@ def test_no_line_takes_long_to_read(hostile):
     assert time.process_time() - start < 5
 
 
-def test_the_error_below_rich_s_box_is_no_traceback_but_a_last_line():
-    box = "╭──── Traceback (most recent call last) ────╮\n│ /data/train.py:90 in <module> │\n╰────╯\nKeyError: 'lr'\n"
-    assert extract_traceback(box) == []
-
-
-def test_words_about_a_traceback_are_none():
-    assert extract_traceback("see Traceback (most recent call last): above\n  x\ny\n") == []
-
-
 def test_a_traceback_on_stdout_counts_if_it_ends_it():
     assert gather_traceback("a\n" + SIMPLE, "b") == ("a", "b\n" + SIMPLE[:-1])
     assert gather_traceback("a\n" + CHAINED + "bye\n", "") == ("a", CHAINED + "bye")
@@ -180,8 +171,17 @@ def test_a_script_that_python_can_not_read(tmp_path, code, mark, error, is_impor
     assert cut_tracebacks(lines) == ["a warning"]
 
 
-def test_a_place_without_an_error_is_no_traceback():
-    assert extract_traceback('see\n  File "train.py", line 3\nand so on\n') == []
+@pytest.mark.parametrize(
+    "printed",
+    [
+        'see\n  File "train.py", line 3\nand so on\n',
+        "see Traceback (most recent call last): above\n  x\ny\n",
+        # Below rich's box the error is a last line.
+        "╭──── Traceback (most recent call last) ────╮\n│ /data/train.py:90 in <module> │\n╰────╯\nKeyError: 'lr'\n",
+    ],
+)
+def test_what_is_no_traceback(printed):
+    assert extract_traceback(printed) == []
 
 
 def test_an_error_of_several_lines_is_named_by_its_first():

@@ -112,17 +112,9 @@ def test_include_keeps_the_order_of_the_hosts(include, chosen):
     assert [(host.name, host.gpus, host.slots) for host in hosts] == chosen
 
 
-@pytest.mark.parametrize(
-    ("exclude", "left"),
-    [
-        ("gpu[1-3],::1", [("gpu4", None, 4), ("GPU7", None, None)]),
-        ("gpu1:0,2@gpu[2-4]@gpu7", [("gpu1", (1, 3), 2), ("::1", None, 2)]),
-        ("[::1]:0,1@gpu[1-4]", [("GPU7", None, None)]),
-    ],
-)
-def test_exclude_drops_hosts_or_gpus(exclude, left):
-    hosts = select_hosts(OFFER, None, exclude, None)
-    assert [(host.name, host.gpus, host.slots) for host in hosts] == left
+def test_exclude_drops_hosts_or_gpus():
+    hosts = select_hosts(OFFER, None, "[::1]:0,1@gpu1:0,2@gpu[2-4]", None)
+    assert [(host.name, host.gpus, host.slots) for host in hosts] == [("gpu1", (1, 3), 2), ("GPU7", None, None)]
 
 
 def test_filters_can_be_applied_to_their_own_result():
@@ -140,7 +132,6 @@ BAD_FILTERS = [
     ("", None, "--include: names no host", KNOWN),
     ("gpu9", None, "--include: no host 'gpu9' in the list", KNOWN),
     ("gup4", None, "--include: no host 'gup4' in the list", "write 'gpu4'"),
-    (None, "lab", "--exclude: no host 'lab' in the list", KNOWN),
     (
         "ann@gpu1",
         None,

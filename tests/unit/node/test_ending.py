@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,7 @@ def test_ranks_have_their_time_and_a_later_reason_takes_none_of_it(
     scene.ending.stop({"timeout_s": 0.5}, b"")
     since = scene.ranks.ending_since
     scene.ending.begin("it got a signal", 0.01)
+    threading.Thread(target=stubborn.wait, daemon=True).start()  # as a supervisor reaps it; else a zombie is waited for
     scene.run()
     assert time.monotonic() - began_at >= 0.5
     assert scene.ranks.ending_since == since is not None

@@ -119,12 +119,7 @@ def test_a_user_in_a_hurry_waits_for_a_disk_that_is_well(monkeypatch):
 def test_a_log_says_how_many_lines_are_missing(tmp_path):
     heard, healed = [], threading.Event()
     disk = make_disk(on_stall=lambda: None)
-    log = LogWriter(
-        tmp_path / "node_0.log",
-        lambda path, error: heard.append(error.strerror),
-        tmp_path,
-        disk,
-    )
+    log = LogWriter(tmp_path / "node_0.log", lambda path, error: heard.append(error.strerror), tmp_path, disk)
     output = NodeOutput("gpu1", log, None)
     output.feed(0, STDOUT, b"kept\n")
     assert disk.wait(DEADLINE_S)  # a busy disk may take longer than the farewell of this test

@@ -8,13 +8,7 @@ import pytest
 from machines.example_facts import BUILTIN, COMMAND, H200, JOB, SCRIPT, facts, told
 
 from launcher.hosts.host import Host
-from launcher.job.facts import (
-    Checks,
-    Gpu,
-    GpuProcess,
-    Route,
-    SetupFailure,
-)
+from launcher.job.facts import Checks, Gpu, GpuProcess, Route, SetupFailure
 from launcher.job.job import Activation, Job
 from launcher.node import messages
 from launcher.preflight.checks import find_all, find_problems
@@ -222,10 +216,7 @@ def test_everything_wrong_with_a_host_is_told_at_once():
 def test_equal_findings_are_folded_in_the_order_of_hosts():
     hosts = [Host(f"gpu{number}") for number in (1, 2, 3, 7)]
     wrong = facts(torch_version="1.13.1")
-    too_old, remedy = (
-        "torch 1.13.1 is too old for torchrun as launch starts it",
-        "start without it: --start plain",
-    )
+    too_old, remedy = "torch 1.13.1 is too old for torchrun as launch starts it", "start without it: --start plain"
     assert find_problems(Job(SCRIPT), hosts, [wrong, facts(gpus=()), wrong, wrong]) == [
         Finding(("gpu1", "gpu3", "gpu7"), too_old, remedy),
         Finding(("gpu2",), "no GPU (nvidia-smi lists none)", "run on CPUs: --nproc N --cpu"),

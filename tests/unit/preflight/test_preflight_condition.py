@@ -51,10 +51,6 @@ def folder(run_id):
             ],
         ),
         (
-            {"runs": (run(7),)},
-            [f"warning: gpu1: 1 leftover process of run 20261120-091233 (pid 7); fix: {CLEAN}"],
-        ),
-        (
             {"runs": tuple(map(run, (7, 8, 9, 10)))},
             [f"warning: gpu1: 4 leftover processes of run 20261120-091233 (pid 7, 8, 9, ...); fix: {CLEAN}"],
         ),
@@ -119,18 +115,9 @@ def test_memory_that_infiniband_locks(more, job, is_alone, findings):
 SLOW = "correct /etc/resolv.conf, or list the hosts in /etc/hosts (this run sets RES_OPTIONS)"
 
 
-@pytest.mark.parametrize(
-    ("probes", "route", "findings"),
-    [
-        (None, None, []),
-        (Probes(), None, []),
-        (Probes(reverse_dns_s=0.5), None, []),
-        (
-            Probes(reverse_dns_s=0.51),
-            None,
-            [f"warning: gpu1: a reverse DNS look-up takes 0.5 s or more; fix: {SLOW}"],
-        ),
-    ],
-)  # fmt: skip
-def test_names(probes, route, findings):
-    assert found(facts(hostname="box7", checks=Checks(), probes=probes, route=route)) == findings
+def test_names():
+    for probes in (None, Probes(), Probes(reverse_dns_s=0.5)):
+        assert found(facts(checks=Checks(), probes=probes)) == []
+    assert found(facts(checks=Checks(), probes=Probes(reverse_dns_s=0.51))) == [
+        f"warning: gpu1: a reverse DNS look-up takes 0.5 s or more; fix: {SLOW}"
+    ]

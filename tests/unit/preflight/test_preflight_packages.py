@@ -25,7 +25,6 @@ MANY = has(**{f"p{number}": "1" for number in range(10)}, tqdm=None, einops="0.8
 @pytest.mark.parametrize(
     ("every_fact", "findings"),
     [
-        ([], []),
         ([MANY], []),
         ([has(), has(), has()], []),
         ([has(), facts(), has()], []),  # one that was not asked
@@ -69,13 +68,6 @@ MANY = has(**{f"p{number}": "1" for number in range(10)}, tqdm=None, einops="0.8
                 f"0.6.0 on gpu4; {FIX}",
             ],
         ),
-        (
-            [has(mine="1.0 (editable, a1b2c3d)"), has(mine="1.0 (editable, a1b2c3d)"), has(mine="1.0 (editable)")],
-            [
-                "warning: gpu3: 1 package differs from the others: "
-                f"mine 1.0 (editable) (others 1.0 (editable, a1b2c3d)); {FIX}"
-            ],
-        ),
         # what installs packages, and the launcher itself
         ([has(pip="25.0", setuptools="80"), has(pip="24.0"), has(wheel="1", ssh_torch_launcher="1")], []),
         # what has a finding of its own: here only whether it is there
@@ -86,10 +78,7 @@ MANY = has(**{f"p{number}": "1" for number in range(10)}, tqdm=None, einops="0.8
             [has(), has(), has(numpy=None)],
             [f"warning: gpu3: 1 package differs from the others: numpy missing; {FIX}"],
         ),
-        (
-            [has(), has(), has(numpy="1"), facts(packages=None)],
-            [],
-        ),
+        ([has(), has(), has(numpy="1"), facts(packages=None)], []),
     ],
 )  # fmt: skip
 def test_who_differs(every_fact, findings):
