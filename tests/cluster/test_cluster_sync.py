@@ -83,6 +83,13 @@ def test_what_is_here_runs_there(launch: Launch, cluster: Cluster, proj: Path) -
     assert "(nothing sent)" in find_code(again.words)
 
 
+def test_the_cause_names_the_file_here(launch: Launch, proj: Path) -> None:
+    (proj / "train.py").write_text("raise ValueError('no data')\n")
+    done = launch.start(f"--sync={proj}", *PYTHON, "train.py", hosts="node1").finish()
+    (place,) = [line for line in done.words if "train.py" in line]
+    assert place == f'    File "{proj}/train.py", line 1, in <module>'
+
+
 def sent(lines: Sequence[str]) -> str:
     found = re.search(r"([0-9.]+ k?B|\d+ bytes) sent", find_code(lines))
     assert found is not None

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.hosts.host import Host
+from launcher.job.facts import NodeFacts
+from launcher.job.job import Job, Program, ProgramKind
+from launcher.job.plan import build_plan
 from launcher.job.tree import Link, Tree
 
 LIVE = Tree("/home/ann/proj", b"[]", "0123456789abcdef", 0, 0, live=("/home/ann/proj", "/srv/proj"))
@@ -28,6 +32,13 @@ def test_editable_packages_of_the_live_directory_are_those_of_the_tree() -> None
     """Some have their code below src; a package of another directory is left to its own path file."""
     found = LIVE.python_path("/t/proj", "/x", ["/home/ann/proj", "/home/ann/proj/libs/a", "/srv/proj/libs/b", "/opt/c"])
     assert found == ("/t/proj:/t/proj/src:/t/proj/libs/a/src:/t/proj/libs/a:/t/proj/libs/b/src:/t/proj/libs/b:/x")
+
+
+def test_a_host_has_its_own_editable_packages_and_pythonpath() -> None:
+    fact = NodeFacts("/run", home="/root", tree="/t/proj", python_path="/x", editables={"a": "/home/ann/proj/libs/a"})
+    job = Job(Program(ProgramKind.COMMAND, "hostname"), nproc=1, cpu=True, tree=LIVE)
+    (node,) = build_plan(job, [Host("gpu1")], [fact]).nodes
+    assert (node.cwd, node.python_path) == ("/t/proj", "/t/proj:/t/proj/libs/a/src:/t/proj/libs/a:/x")
 
 
 @pytest.mark.parametrize(
