@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,14 @@ import click
 from launcher.cli import repetition
 from launcher.cli.command_table import COMMANDS, load_command
 from launcher.cli.error_lines import tell
-from launcher.cli.find_run import find_run, read_record, read_state
+from launcher.cli.find_run import find_run, read_state
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.help import Command
 from launcher.cli.options.request import DRY_RUN, Option
 from launcher.cli.options.sources import gather
-from launcher.errors import LauncherError, UsageError
-from launcher.escapes import listed_names
+from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
-from launcher.runs.run_list import LISTING, ListedRun, RemoteRun, RunList
+from launcher.runs.run_list import LISTING, RunList
 
 
 @click.command("again", cls=Command, context_settings={"ignore_unknown_options": True}, params=[
@@ -57,8 +55,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     given, others = repetition.parse_options(load_command(typed.command), words[has_run:])
     if others:
         raise UsageError(f"launch again takes a run and options, got {shown(others[0])}", "see launch again --help")
-    timely = repetition.drop_past(typed, origin)
-    was_limited, typed = timely != typed, repetition.override(timely, given)
+    typed = repetition.override(typed, given)
     if repetition.lacks_secret(typed):
         text = f"run {found.id} had a secret in its command line, which launch doesn't keep"
         line = repetition.command_line(origin, repetition.hide_typed(typed.line))
@@ -72,10 +69,6 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     state = f"was {row.state}" if row.state in ("killed", "stopped") else row.state
     line = repetition.command_line(origin, repetition.hide_typed(typed.line))
     tell(f"launch: again run {found.id}, which {state}: {line}")
-    if continues and origin.get("tree") is not None:
-        _tell_written(found, typed)
-    if was_limited:
-        tell(f"launch: the time of --until in run {found.id} has passed, so this run starts without it")
     first = str(origin.get("first") or found.id)
     version = repetition.read_version(runs, found.id)
     repeated = repetition.Repetition(found.id, first, origin, version, continues, listing)
@@ -91,21 +84,6 @@ def _find_code(listing: bytes | None, run_id: str, origin: dict[str, object]) ->
     if listing is None:
         raise UsageError(f"--same-code: the code of run {run_id} isn't kept here", "omit it to run the code of now")
     return listing
-
-
-def _tell_written(found: ListedRun | RemoteRun, typed: repetition.Typed) -> None:
-    """Print what the run left next to its code, where this one, in a new directory, doesn't find it."""
-    try:
-        result = read_record(found).result
-    except (LauncherError, click.exceptions.Exit):
-        return  # its host is off
-    root, *names = next(iter(result.written.values()), ("",)) if result is not None else ("",)
-    linked = {text.partition("=")[0].rstrip("/") for text in typed.options.get("link", ())}
-    names = [name for name in names if name.rstrip("/") not in linked]
-    if names:
-        tell(f"launch: run {found.id} wrote {listed_names(names)} next to its code; this run starts without that")
-        name = names[0].rstrip("/")
-        tell(f"  fix: launch again {found.id} {shlex.join(['--link', f'{name}={root}/{name}'])}")
 
 
 def _enter(directory: str, run_id: str, host: str) -> None:

@@ -4,8 +4,8 @@ What follows the options must be a script. It need not exist on the launch host,
 hosts. A file that is here and isn't a script, or a word that can't be one anywhere, is refused.
 
 Options of `launch` after the script are passed to the script, which is rarely what was meant. Those that would change
-what is started are refused: `launch train.py --dry-run` must not start a real run. Others are reported in one line. A
-`--` before the script means that everything after it belongs to the script, and so does a `--` before the option.
+what is started are refused: `launch train.py --dry-run` must not start a real run. A `--` before the script means that
+everything after it belongs to the script, and so does a `--` before the option.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
-from launcher.cli.error_lines import tell
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.request import NAME_HOSTS, OPTIONS
 from launcher.errors import UsageError
 from launcher.job.job import TRAINER_MODULE
-from launcher.wording import listed, nearest
+from launcher.wording import nearest
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)[0-9.]*")
 _STARTERS = (
@@ -33,16 +32,7 @@ _STARTERS = (
 )  # fmt: skip
 _SHELL_SCRIPTS = (".sh", ".bash")
 _ACTIONS = {option.flag for option in OPTIONS.values() if option.is_action}
-# A script may well have options of these names; any other after the script is reported.
-_COMMON = {
-    "script", "include", "exclude", "num_nodes", "link", "gpus", "cpu", "is_module", "start", "workdir", "python",
-    "setup", "env", "master_addr", "master_port", "quiet", "ranks", "as_json", "log_dir", "verbose", "name",
-}  # fmt: skip
-_RARE = {
-    flag for option in OPTIONS.values() if option.name not in _COMMON for flag in option.opts + option.secondary_opts
-}
 _HOSTS = {OPTIONS[name].flag for name in NAME_HOSTS}
-_VALUE = re.compile(r"(.*) is not (?:in the range|a valid integer)", re.DOTALL)
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _COMMANDS = "see launch --help for the commands"
 _SYNONYMS = {
@@ -155,8 +145,7 @@ def _refuse_unknown_word(word: str) -> None:
 def refuse_trailing(context: click.Context) -> None:
     """Raise UsageError for an option after the script that names hosts or prevents the start.
 
-    Other options of `launch` that a script is unlikely to have are reported in one line. An option that was also given
-    before the script is accepted after it: the user knows where it belongs.
+    One that was also given before the script is accepted after it: the user knows where it belongs.
     """
     words, typed = context.params["words"], context.meta[TYPED_WORDS]
     before = [word.partition("=")[0] for word in typed[: len(typed) - len(words)]]
@@ -172,9 +161,6 @@ def refuse_trailing(context: click.Context) -> None:
                 _refuse_unknown_word(words[0])
             fix = f"put it before {program}, or put -- before {program} to pass it to {program}"
             raise UsageError(f"{flag} after {program} would go to {program}, not to launch", fix)
-    if rare := [flag for flag in behind if flag in _RARE]:
-        go = "goes" if len(rare) == 1 else "go"
-        tell(f"launch: {listed(rare)} after {program} {go} to {program}; put options of launch before it")
 
 
 def part_words(words: Sequence[str]) -> list[str]:
@@ -203,10 +189,8 @@ def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
     if isinstance(error, click.BadParameter):
         source = _find_file(error, context)
         if source is not None and error.param is not None:
-            text = _describe_value(error)
-            key = str(error.param.name).replace("_", "-") + ("" if text.startswith("must ") else ":")
-            return UsageError(f"{source}: {key} {text}")
-        return UsageError(f"{_name(error)}: {_describe_value(error)}", fix)
+            return UsageError(f"{source}: {str(error.param.name).replace('_', '-')}: {error.message.rstrip('.')}")
+        return UsageError(f"{_name(error)}: {error.message.rstrip('.')}", fix)
     if isinstance(error, click.BadOptionUsage):
         needs = "needs a value" if "requires" in error.message else "takes no value"
         return UsageError(f"{error.option_name} {needs}", fix)
@@ -257,11 +241,3 @@ def _name(error: click.BadParameter) -> str:
     if error.param is None:
         return str(error.param_hint or "an option")
     return max(error.param.opts, key=len) if isinstance(error.param, click.Option) else str(error.param.metavar)
-
-
-def _describe_value(error: click.BadParameter) -> str:
-    kind, found = getattr(error.param, "type", None), _VALUE.match(error.message)
-    if found is None or not isinstance(kind, click.IntRange):
-        return error.message.rstrip(".")
-    span = f"from {kind.min} to {kind.max}" if kind.max is not None else f"of at least {kind.min}"
-    return f"must be a whole number {span}, got {found[1].strip(chr(39))}"

@@ -90,7 +90,7 @@ def run_planted(
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
         with (
             keep_code_version(job, None, partial(keep_version, runs, run_id)),
-            keep_origin(runs, run_id, job_here, everyone, request, options.until_at),
+            keep_origin(runs, run_id, job_here, everyone, request),
         ):
             code = _attach(planting)
     except KeyboardInterrupt:

@@ -27,7 +27,6 @@ from launcher.cli.mistakes import part_words
 from launcher.cli.options.help import TYPED_WORDS
 from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.request import FILE, Option, Place, Request, settle_words
-from launcher.clock import wall_clock
 from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import fold_names
@@ -192,10 +191,8 @@ def _user() -> str:
 # ---- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def describe_typed(
-    run_id: str, job: Job, hosts: Sequence[Host], request: Request, until_at: float | None
-) -> dict[str, Any]:  # fmt: skip
-    """Return how this command was typed and its hosts are reached, as JSON values; until_at: what --until meant."""
+def describe_typed(run_id: str, job: Job, hosts: Sequence[Host], request: Request) -> dict[str, Any]:
+    """Return how this command was typed and its hosts are reached, as JSON values."""
     from launcher.runs.execution import find_checkpoints
 
     repetition, checkpoints = find_repetition(), find_checkpoints(job, run_id)
@@ -215,20 +212,17 @@ def describe_typed(
             "ask_password": request.ask_password,
             "python": request.python,
         },
-        "until_at": until_at,
         "first": repetition.first_id if repetition is not None and repetition.continues else None,
     }
 
 
 @contextlib.contextmanager
-def keep_origin(
-    runs: RunList, run_id: str, job: Job, hosts: Sequence[Host], request: Request, until_at: float | None
-) -> Iterator[None]:
+def keep_origin(runs: RunList, run_id: str, job: Job, hosts: Sequence[Host], request: Request) -> Iterator[None]:
     """Keep how this run was typed, and the code that it sends, while the block runs; see `describe_typed`."""
     from launcher.concurrency import start_thread
     from launcher.runs.run_list import ORIGIN
 
-    runs.keep(run_id, ORIGIN, json.dumps(describe_typed(run_id, job, hosts, request, until_at)).encode())
+    runs.keep(run_id, ORIGIN, json.dumps(describe_typed(run_id, job, hosts, request)).encode())
     thread = None
     if job.tree is not None:
         with contextlib.suppress(LauncherError):  # no thread is left; the run itself will say so, or do without
@@ -345,14 +339,6 @@ def _anchor(option: Option, value: Any) -> Any:
     if isinstance(value, bool) or not is_path or not value or value.startswith(("/", "~")):
         return value
     return os.path.normpath(current_directory() / value)
-
-
-def drop_past(typed: Typed, origin: Mapping[str, Any]) -> Typed:
-    """Return the command line without an --until whose time has come: 18:00 would mean that of tomorrow."""
-    until_at = origin.get("until_at")
-    if not isinstance(until_at, float) or until_at > wall_clock():
-        return typed
-    return replace(typed, options={name: value for name, value in typed.options.items() if name != "until"})
 
 
 def lacks_secret(typed: Typed) -> bool:

@@ -71,7 +71,7 @@ def run_recorded(
         kept = partial(keep_version, runs, record.run_id)
         with (
             listed(runs, record, is_needed=is_needed) as entry,
-            keep_origin(runs, record.run_id, job, (*hosts, *spares), request, run_options.until_at),
+            keep_origin(runs, record.run_id, job, (*hosts, *spares), request),
             keep_code_version(job, record, kept),
         ):
             names = [host.name for host in (*hosts, *spares)]

@@ -198,7 +198,6 @@ def test_a_controller_that_can_not_be_reached() -> None:
     ("options", "shown"),
     [
         ({"gpu": 8}, "no option '--gpu'; did you mean '--gpus'?\n  fix: see launch singlenode --help for the options"),
-        ({"restarts": True}, "--restarts: must be a whole number from 0 to 1000000, got True"),
         ({"gpus": 8, "cpu": True}, "--gpus and --cpu are both given"),
         ({"dry_run": True}, "launcher.singlenode takes no dry_run"),
     ],

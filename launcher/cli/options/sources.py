@@ -16,8 +16,6 @@ from launcher.cli.options.request import HOSTS, KEYS, OPTIONS, Option, Request
 from launcher.errors import UsageError
 from launcher.transports.registry import TRANSPORTS
 
-_NOTHING = "-"  # as a value of a list: drop what comes before it
-
 
 def settle(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without the defaults of launcher.toml that a typed option contradicts, and with its lists.
@@ -90,16 +88,14 @@ def _refuse_alone(options: Sequence[Option], settled: Mapping[str, Any], params:
 def _list_values(option: click.Parameter, given: Sequence[Any], context: click.Context) -> tuple[Any, ...]:
     """Return the values of an option that is a list: those of launcher.toml, then those that were typed.
 
-    given: without those of the file if any were typed. A typed `NAME=...` replaces the one of the file; `-` drops
-    everything before it.
+    given: without those of the file if any were typed. A typed `NAME=...` replaces the one of the file.
     """
-    name, found = str(option.name), [*given]
-    if find_source(name) is not None and is_on_command_line(name, context):
-        typed = {_name_entry(value) for value in given}
-        kept = option.type_cast_value(context, context.lookup_default(name))
-        found = [*(value for value in kept if _name_entry(value) not in typed), *given]
-    drops = [place for place, value in enumerate(found, 1) if str(value) == _NOTHING]
-    return tuple(found[drops[-1] if drops else 0 :])
+    name = str(option.name)
+    if find_source(name) is None or not is_on_command_line(name, context):
+        return tuple(given)
+    typed = {_name_entry(value) for value in given}
+    kept = option.type_cast_value(context, context.lookup_default(name))
+    return (*(value for value in kept if _name_entry(value) not in typed), *given)
 
 
 def _name_entry(value: object) -> str:

@@ -143,8 +143,8 @@ def test_a_table_in_the_file_is_no_option(project: Path, launch: Launch) -> None
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("nproc = 'one'", "nproc must be a whole number from 1 to 1024, got one"),
-        ("stop-timeout = 'soon'", "stop-timeout must be a time such as "),
+        ("nproc = 'one'", "nproc: 'one' is not a valid integer range\n"),
+        ("stop-timeout = 'soon'", "stop-timeout: must be a time such as "),
         ("transport = 'telnet'", "transport: "),
     ],
 )

@@ -20,7 +20,6 @@ from launcher.cli.main import launch
 from launcher.cli.options.request import Request
 from launcher.cli.repetition import (
     Typed,
-    drop_past,
     keep_origin,
     lacks_secret,
     override,
@@ -176,20 +175,6 @@ def test_the_trainer_continues(typed: str, origin: dict[str, Any], line: str) ->
     assert shlex.join(resume(read(shlex.split(typed)), {"is_trainer": True, **origin}).line) == line
 
 
-@pytest.mark.parametrize(
-    ("typed", "until_at", "line"),
-    [
-        ("--hosts a --until 18:00 t.py --until x", 1.0, "--hosts a t.py --until x"),
-        ("--until=18:00 t.py", 1.0, "t.py"),
-        ("--until 18:00 t.py", 9e10, "--until 18:00 t.py"),
-        ("--for 6h t.py", None, "--for 6h t.py"),
-        ("--until 18:00 t.py", "damaged", "--until 18:00 t.py"),
-    ],
-)
-def test_a_time_that_has_passed_is_not_repeated(typed: str, until_at: object, line: str) -> None:
-    assert shlex.join(drop_past(read(shlex.split(typed)), {"until_at": until_at}).line) == line
-
-
 def test_a_demo_starts_over() -> None:
     typed = Typed("demo", {"ssh_hosts": "3"}, ())
     assert resume(typed, {"is_trainer": True, "is_default": True, "save_dir": "outputs/R"}) == typed
@@ -209,7 +194,7 @@ def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with RUN.make_context("run", [*words]):
         tree, _ = read_tree(Request(sync=""), None, root)
         job = Job(Program(ProgramKind.SCRIPT, "train.py"), tree=tree)
-        with keep_origin(runs, run_id, job, [Host("a", source="test")], Request(), None):
+        with keep_origin(runs, run_id, job, [Host("a", source="test")], Request()):
             pass
     entry.end(Result(3, 1.0, Census({}, {})))
     entry.close(is_kept=True)
@@ -244,18 +229,6 @@ def test_the_code_of_now_and_that_of_the_run(
         path.unlink()
     with pytest.raises(UsageError, match=r"isn't kept any more: gone\.py, train\.py$"):
         call("again", "--same-code", "--dry-run")
-
-
-def test_again_after_the_time_of_the_run(sent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = tmp_path / ".local/state/launch/runs/20261120-091233" / ORIGIN
-    origin = json.loads(kept.read_text())
-    kept.write_text(json.dumps({**origin, "options": {**origin["options"], "until": "18:00"}, "until_at": 1.0}))
-    call("again", "--dry-run")
-    said = capsys.readouterr().err
-    assert "launch: the time of --until in run 20261120-091233 has passed, so this run starts without it\n" in said
-    assert "--until 18:00" not in said
-    call("again", "--dry-run", "--for", "2h")
-    assert "--for 2h" in capsys.readouterr().err
 
 
 def test_a_secret_that_is_not_kept(sent: Path) -> None:

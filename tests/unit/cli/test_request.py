@@ -94,15 +94,12 @@ def test_a_typed_option_drops_the_defaults_that_contradict_it(read: Read) -> Non
         ("", ("A=1", "B")),
         ("--env C=3", ("A=1", "B", "C=3")),
         ("--env A=2 --env B=4", ("A=2", "B=4")),
-        ("--env -", ()),
-        ("--env C=3 --env - --env A=2", ("A=2",)),
     ],
 )
 def test_a_typed_list_adds_to_that_of_the_file(read: Read, line: str, env: tuple[str, ...]) -> None:
     got = read(f"--env-file typed {line}", 'env = ["A=1", "B"]\nenv-file = "file"\n')
     assert got.env == env
     assert got.env_file == (Path("file"), Path("typed"))
-    assert read("--env A=1 --env - --env-file -").env == ()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("5s", 5), ("1.5m", 90), ("2h", 7200)])
