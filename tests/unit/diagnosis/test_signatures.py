@@ -106,12 +106,6 @@ def test_the_special_goes_before_the_general_whatever_the_order_of_lines() -> No
     assert next(explain_lines(lines)).name == next(explain_lines(reversed(lines))).name == "duplicate-gpu"
 
 
-def test_a_warning_that_every_rank_prints_is_no_cause() -> None:
-    """Torch prints it when it is imported without numpy, which few programs miss."""
-    warning = "UserWarning: Failed to initialize NumPy: No module named 'numpy' (Triggered internally at /a/b.cpp:84.)"
-    assert list(explain_lines([warning])) == []
-
-
 def test_what_healthy_ranks_say_is_marked() -> None:
     marked = {signature.name for signature in SIGNATURES if signature.kind is Kind.CONSEQUENCE}
     assert {"watchdog", "peer-gone", "rank-0-gone", "nccl-peer"} <= marked

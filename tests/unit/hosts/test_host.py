@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
@@ -15,7 +15,6 @@ from launcher.hosts.hostfiles import parse_hostfile
 from launcher.hosts.ranges import expand_ranges, fold_names, split_list
 
 NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
-unhurried = settings(deadline=None)  # a loaded machine is no bug
 RANGE_FIX = "write ranges as gpu[1-4,7] or gpu[01-10], without spaces, the lower number first"
 
 
@@ -79,7 +78,6 @@ def brackets(draw):
 words = st.text("abz-.", min_size=1, max_size=4).map(lambda text: f"n{text}x")
 
 
-@unhurried
 @given(words, brackets(), words, brackets(), words)
 def test_expansion_agrees_with_clustershell_and_keeps_the_order(head, first, middle, second, tail):
     pattern = f"{head}{first[0]}{middle}{second[0]}{tail}"
@@ -201,7 +199,6 @@ def test_names_that_clustershell_would_misread_are_only_listed(name):
     assert fold_names(["n2", name, "n1"]) == f"n2,{name},n1"
 
 
-@unhurried
 @given(st.lists(st.from_regex(r"\A[a-z0-9]([a-z0-9._-]{0,6}[0-9]{0,4})?\Z"), max_size=12))
 def test_folded_names_expand_to_the_same_hosts(names):
     assert nodeset(fold_names(names)) == set(names)

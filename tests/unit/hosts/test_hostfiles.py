@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import EXIT_USAGE, HostfileError, UsageError
@@ -17,7 +17,6 @@ SAMPLES = Path(__file__).parents[3] / "hostfiles"
 NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
 KEYS_FIX = "use slots=, user=, port=, addr= or enter="
 ONCE = "list each host once, with slots=N for N processes"
-unhurried = settings(deadline=None)  # a loaded machine is no bug
 
 
 # --hosts
@@ -352,7 +351,6 @@ def test_a_file_without_an_end_is_not_read_to_its_end():
     assert caught.value.message == "/dev/zero: more than 8 MiB, too large for a hostfile"
 
 
-@unhurried
 @given(st.binary(max_size=60))
 def test_any_bytes_give_hosts_or_a_clear_error(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "bytes"

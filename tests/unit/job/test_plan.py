@@ -8,7 +8,7 @@ from dataclasses import replace
 from string import Template
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.hosts.host import Host
@@ -27,7 +27,6 @@ from launcher.node.processes.warm import LATE_VARIABLES
 from launcher.runs.plan_record import as_record, host_records
 from launcher.runs.report import plan_lines
 
-unhurried = settings(deadline=None)  # a loaded machine is no bug
 ADDRESSES = {"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}
 ADDRESS_LIST = (
     ("lo", "127.0.0.1"),
@@ -501,7 +500,6 @@ def read_words(path):
     return path.read_bytes().decode().split("\0")[:-1]
 
 
-@settings(unhurried, max_examples=30)
 @given(st.lists(words, max_size=4), st.dictionaries(st.sampled_from(["A", "B_1"]), words))
 def test_a_line_by_hand_comes_through_a_shell(dump, args, env):
     facts = facts_of("gpu1", python=str(dump))
@@ -516,7 +514,6 @@ def test_a_line_by_hand_comes_through_a_shell(dump, args, env):
     assert found.items() >= {**env, **plan.nodes[0].env}.items()
 
 
-@unhurried
 @given(st.lists(words, max_size=4))
 def test_torchrun_gives_the_words_back_that_it_was_given(args):
     """It puts every argument through string.Template, with the run's own macros."""

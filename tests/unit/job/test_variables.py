@@ -5,13 +5,11 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import EXIT_USAGE, UsageError
 from launcher.job.variables import forwarded, hide_secrets, is_secret, parse_settings, read_env_file, shell_assignments
-
-unhurried = settings(deadline=None)  # a loaded machine is no bug
 
 
 def test_only_what_the_list_allows_is_forwarded():
@@ -193,7 +191,6 @@ def test_a_secret_stands_in_no_line():
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
-@unhurried
 @given(st.dictionaries(st.from_regex(r"X_[a-z0-9]{0,4}", fullmatch=True), words, max_size=4), words)
 def test_values_come_through_a_shell(env, token):
     line = " ".join(["env", "-i", *shell_assignments({**env, "X_TOKEN": token}), "env", "-0"])

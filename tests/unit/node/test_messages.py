@@ -5,13 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.node import messages
 from launcher.node.messages import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Decoder, MalformedMessage, encode
-
-unhurried = settings(deadline=None)  # a loaded machine is no bug
 
 # Lone surrogates too: that is how argv and paths hold bytes that are no UTF-8.
 texts = st.text(st.characters(), max_size=20)
@@ -34,7 +32,6 @@ def decode(pieces):
     return [message for piece in pieces for message in decoder.feed(piece)]
 
 
-@unhurried
 @given(st.lists(st.tuples(texts, payloads, fields), max_size=4), st.lists(st.integers(0), max_size=12))
 def test_messages_come_back_in_any_pieces(sent, cuts):
     stream = b"".join(encode(kind, payload, **more) for kind, payload, more in sent)
@@ -107,7 +104,6 @@ def read_until_refused(pieces):
     return found, None
 
 
-@unhurried
 @given(streams, st.lists(st.integers(0), max_size=12))
 def test_any_bytes_in_any_pieces_are_messages_or_refused(stream, cuts):
     whole, refused = read_until_refused([stream])

@@ -16,25 +16,25 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from machines.logs import open_log
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 
 from launcher.clock import iso_time
+from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.output.console import Console, Folds
 from launcher.output.display import PrefixDisplay, json_lines
 from launcher.output.lines import LINE_BYTES, STDERR, STDOUT, TAIL_BYTES, BarTurn, LineStream
 from launcher.output.node_output import NodeOutput
-from launcher.output.output_streams import OutputStreams, Style, find_streams
+from launcher.output.output_streams import OutputStreams, Style, describe_error, find_streams, tell
 from launcher.output.terminal import QUEUE_BYTES, Terminal
 
 AT = 1_795_335_153.123  # when lines came
 # The stamps are local: the offset of this machine is no part of what is tested here.
 STAMP = re.compile(rb"^2026-11-2\d \d\d:\d\d:33\.123 ", re.MULTILINE)
 
-unhurried = settings(deadline=None)  # a loaded machine is no bug
 cuts = st.lists(st.integers(0), max_size=12)
 
 
@@ -68,7 +68,6 @@ def restore(log):
 # lines
 
 
-@unhurried
 @given(st.text(st.sampled_from("aé€😀\n\t\x1b"), max_size=60), cuts)
 def test_a_text_is_the_same_in_any_pieces(text, cuts):
     data = text.encode()
@@ -76,7 +75,6 @@ def test_a_text_is_the_same_in_any_pieces(text, cuts):
     assert read_stream(pieces_of(data, cuts)) == (whole, whole)
 
 
-@unhurried
 @given(st.text(st.sampled_from("aé😀\n\r"), max_size=40), cuts)
 @example("x\r\r\n", [2])
 def test_the_states_of_a_progress_bar_are_logged_the_same_in_any_pieces(text, cuts):
@@ -85,7 +83,6 @@ def test_the_states_of_a_progress_bar_are_logged_the_same_in_any_pieces(text, cu
     assert [state for state in states if state] == [state for state in re.split("[\r\n]", text) if state]
 
 
-@unhurried
 @given(st.binary(max_size=80) | st.text(st.sampled_from("ab\n\r"), max_size=40).map(str.encode), cuts)
 def test_the_log_gives_every_byte_back(data, cuts):
     log, screen = read_pieces(pieces_of(data, cuts))
@@ -94,7 +91,6 @@ def test_the_log_gives_every_byte_back(data, cuts):
     assert restore(log) == data
 
 
-@unhurried
 @given(st.integers(0, 5), st.sampled_from("aé€😀"), st.integers(LINE_BYTES // 20, LINE_BYTES))
 def test_a_long_line_is_cut_between_characters(offset, character, size):
     text = "x" * offset + character * (3 * LINE_BYTES // len(character.encode()))
@@ -472,6 +468,12 @@ def test_what_a_node_said_in_our_words_can_not_steer_the_terminal(capfd):
         speak("launch: a: \x1b[2J\x1b[Hnothing\x07 wrong")
     console.close()
     assert capfd.readouterr() == ("launch: a: nothing wrong\n", "launch: a: nothing wrong\n")
+
+
+def test_an_error_keeps_its_lines_whole_and_can_not_steer_the_terminal(capsys):
+    """However long they are, and whatever a host said."""
+    tell(describe_error(UsageError("\x1b[2J" + "w " * 60, "short")))
+    assert capsys.readouterr().err == f"launch: {'w ' * 60}\n  fix: short\n"
 
 
 # our own words
