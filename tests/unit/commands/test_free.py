@@ -16,6 +16,8 @@ from launcher.node import messages
 
 NOW = 1_800_000_000.0
 GPUS = tuple(Gpu(index, "H100", 81559, "550.54", free_mib=81000) for index in range(8))
+WITH_DESKTOP = replace(GPUS[1], free_mib=70000, has_display=True)
+SHARED = replace(GPUS[2], processes=(GpuProcess(99, 30, "root", "nvidia-cuda-mps"),))
 ANN = BoxClaim("ann", "20261124-091233", NOW - 7200, "nightly", (4, 5, 6, 7))
 BOB = BoxClaim("bob", "20261124-101500", NOW - 60, None, (6, 7), is_shared=True)
 RESERVED = BoxClaim("ann", "20261124-091233", NOW - 7200, gpus=tuple(range(8)))
@@ -70,16 +72,7 @@ def python(pid: int, owner: str | None, mib: int = 10240) -> GpuProcess:
             ],
         ),
         (  # a lost one, one with a desktop on it, and one whose only process lets others share it (MPS)
-            (
-                box(
-                    "gpu1",
-                    gpus=(
-                        replace(GPUS[0], fault="GPU is lost"),
-                        replace(GPUS[1], free_mib=70000, has_display=True),
-                        replace(GPUS[2], processes=(GpuProcess(99, 30, "root", "nvidia-cuda-mps"),)),
-                    ),
-                ),
-            ),
+            (box("gpu1", gpus=(replace(GPUS[0], fault="GPU is lost"), WITH_DESKTOP, SHARED)),),
             [
                 "gpu1  GPU 0    doesn't respond (GPU is lost)",
                 "      GPU 1-2  free",

@@ -218,8 +218,13 @@ def test_a_long_file_of_samples_is_thinned(tmp_path: Path, monkeypatch: pytest.M
     assert [each.text for each in findings] == [FINDING]
 
 
-def test_the_page_has_it_all(tmp_path: Path) -> None:
-    page = Reader(write_page(collect_contents(ExampleRun(hours=0.5).write(tmp_path))))
+@pytest.fixture(scope="module")
+def half_an_hour(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_page(collect_contents(ExampleRun(hours=0.5).write(tmp_path_factory.mktemp("run"))))
+
+
+def test_the_page_has_it_all(half_an_hour: str) -> None:
+    page = Reader(half_an_hour)
     assert page.open == []
     for text in (
         "failed: 20261126-080000 (baseline)", "64 on 8 hosts", "2026-11-26 08:00:00", "30 min 00 s", "ann on laptop",
@@ -237,18 +242,17 @@ def test_the_page_has_it_all(tmp_path: Path) -> None:
     assert len(differs) == 1  # the driver of gpu8
 
 
-def test_the_page_loads_and_runs_nothing(tmp_path: Path) -> None:
-    text = write_page(collect_contents(ExampleRun(hours=0.5).write(tmp_path)))
-    page = Reader(text)
+def test_the_page_loads_and_runs_nothing(half_an_hour: str) -> None:
+    page = Reader(half_an_hour)
     names = {name for _, attributes in page.elements for name in attributes}
     assert not {name for name in names if name in ("style", "id", "src") or name.startswith("on")}, names
     assert [attributes["href"] for _, attributes in page.elements if "href" in attributes] == ["data:,"]
     assert not {tag for tag, _ in page.elements} & {"script", "use", "image", "img", "iframe", "object", "a"}
-    assert re.search(r"https?:|url\(|@import", text) is None
+    assert re.search(r"https?:|url\(|@import", half_an_hour) is None
 
 
-def test_plots_are_drawings_with_text_in_them(tmp_path: Path) -> None:
-    page = Reader(write_page(collect_contents(ExampleRun(hours=0.5).write(tmp_path))))
+def test_plots_are_drawings_with_text_in_them(half_an_hour: str) -> None:
+    page = Reader(half_an_hour)
     images = [attributes for tag, attributes in page.elements if tag == "svg" and attributes.get("role") == "img"]
     assert len(images) == 6 + 7  # the numbers of rank 0, the samples
     assert sum(tag == "figure" for tag, _ in page.elements) == 13
@@ -306,9 +310,7 @@ def test_runs_of_which_little_is_known(tmp_path: Path) -> None:
     run = ExampleRun(hours=0.1).write(tmp_path)
     record = json.loads((run.folder / "run.json").read_text())
     old = {name: value for name, value in record.items() if name != "hosts"}
-    old["attempts"] = [
-        {**{name: value for name, value in each.items() if name != "steps"}} for each in record["attempts"]
-    ]
+    old["attempts"] = [{name: each[name] for name in each.keys() - {"steps"}} for each in record["attempts"]]
     (run.folder / "run.json").write_text(json.dumps(old))
     assert "3 attempts" in Reader(write_page(collect_contents(run))).text
     for path in run.folder.iterdir():

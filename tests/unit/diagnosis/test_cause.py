@@ -257,21 +257,12 @@ def test_no_line_explains_an_end_that_came_from_outside(number):
     assert why(failure(code=None, signal=number, stderr=raising(FULL))) == "ending"
 
 
-@pytest.mark.parametrize(
-    ("oom", "ending", "cause"),
-    [
-        (None, "killed by SIGKILL", "it was killed from outside: by a user, by systemd-oomd or earlyoom, or "),
-        (
-            "probable",
-            "killed by SIGKILL: probably out of memory (the kernel's OOM killer was at work)",
-            "the host's memory was full, or its container or job reached its memory limit",
-        ),
-    ],
-)
-def test_a_kill_for_lack_of_memory_is_told_from_others(oom, ending, cause):
-    found = find_cause([failure(code=None, signal=9, oom=oom)])
-    assert found.failure.ending == ending
-    assert found.explanation.cause.startswith(cause)
+def test_a_kill_for_lack_of_memory_is_told_from_others():
+    others = find_cause([failure(code=None, signal=9)])
+    assert others.explanation.cause.startswith("it was killed from outside: ")
+    found = find_cause([failure(code=None, signal=9, oom="probable")])
+    assert found.failure.ending == "killed by SIGKILL: probably out of memory (the kernel's OOM killer was at work)"
+    assert found.explanation.cause.startswith("the host's memory was full, ")
 
 
 def test_a_lost_peer_is_explained_by_the_warning_before_it():

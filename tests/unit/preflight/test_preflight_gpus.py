@@ -27,6 +27,9 @@ def process(pid, mib=1024, owner="ann", name="python", mark=None):
     return GpuProcess(pid, mib, owner, name, mark)
 
 
+MPS = process(99, 30, owner="root", name="nvidia-cuda-mps")
+
+
 def found(*gpus, job=JOB, host=None):
     host = host or Host("gpu1")
     return told(check(CheckedHost(job, host, facts(gpus=gpus, checks=Checks()))))
@@ -100,19 +103,7 @@ def found(*gpus, job=JOB, host=None):
             ],
         ),
         (  # under MPS, which shares it
-            [gpu(0, process(99, 30, owner="root", name="nvidia-cuda-mps"), used=30, compute_mode="Exclusive_Process")],
-            [],
-        ),
-        (
-            [
-                gpu(
-                    0,
-                    process(99, 30, owner="root", name="nvidia-cuda-mps"),
-                    process(4411, 400),
-                    used=430,
-                    compute_mode="Exclusive_Process",
-                )
-            ],
+            [gpu(0, MPS, process(4411, 400), used=430, compute_mode="Exclusive_Process")],
             [f"warning: gpu1: GPU 0 busy: pid 4411 (python) of ann, 0.4 GB; fix: {GO_ON}"],
         ),
         ([gpu(0, memory_mib=24564, free_mib=22516, has_display=True)], []),
