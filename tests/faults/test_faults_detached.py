@@ -158,17 +158,6 @@ def test_a_host_reboots(launch: FaultLaunch) -> None:
     launch.wait_until_clean()
 
 
-def test_an_agent_is_killed(launch: FaultLaunch) -> None:
-    """The run can't do without its terminal yet, so nothing restarts it."""
-    running = launch.start_ready("--restarts", "2", *ranks())
-    find_process(launch.last, "launch-agent").kill()
-    done = running.wait()
-    assert done.exit_code == 69, str(done)
-    assert re.match(r"launch: lost node2 \(.*\), stopping the run on 2 hosts", said(done)[2]), str(done)
-    assert "no restart: a host was lost before the run could continue without its terminal\n" in done.stderr, str(done)
-    launch.wait_until_clean()
-
-
 def test_the_cable_of_the_terminal_is_out(launch: FaultLaunch) -> None:
     """The run does not notice, and the terminal shows all that was written meanwhile."""
     count = f"{READY}; until [ -e go ]; do echo $((n += 1)); sleep 0.05; done"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 
-import pytest
 from fault_launch import (
     HIDES_WITH_MARK,
     IGNORES,
@@ -14,8 +13,8 @@ from fault_launch import (
     said,
     short_silence,
 )
-from machines.processes import read_name, send_signal
-from ways import WAYS, Promise, over_ways
+from machines.processes import send_signal
+from ways import Promise, over_ways
 
 
 @over_ways(
@@ -52,18 +51,6 @@ def test_the_launcher_and_both_are_killed_at_once(launch: FaultLaunch) -> None:
             for process in everybody:
                 send_signal(process.pid, number)
         launch.wait_until_nothing_runs()
-
-
-@pytest.mark.parametrize("way", [way for way in WAYS if way.name == "enter"], ids=["enter"])
-def test_the_client_of_a_container_is_killed(launch: FaultLaunch) -> None:
-    """As `docker exec` is: what it has started in the container lives on, and sees the end of its input."""
-    running = launch.start_ready(*ranks(**OF_EVERY_KIND))
-    (client,) = (process for process in launch.last.processes() if read_name(process.pid) == "enter-client")
-    client.kill()
-    done = launch.finish(running)
-    told = f"node2 helper failed first ({launch.slurm.enter_program} was killed)"
-    assert said(done)[2] == f"launch: {told}, {launch.stopping}", str(done)
-    assert said(done)[-1] == f"launch: {launch.nothing_left}, exit code 1 (launch report RUN)"
 
 
 @over_ways(Promise.SILENT)

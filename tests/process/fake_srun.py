@@ -4,8 +4,7 @@ What counts is as Slurm does it (step_io.c, slurmstepd/io.c): each task gets all
 of them have started; their output is mixed in pieces of whole lines of at most 1,024 bytes; and when srun is killed
 nobody tells the tasks, because a daemon stands between, here one process for each task. SIGTERM lets srun kill them.
 
-FAKE_SRUN_MISSING names a node that does not start. FAKE_SRUN_SAYS is printed first, FAKE_SRUN_FROM is its address.
-FAKE_SRUN_COPY names a file that gets a copy of its input.
+FAKE_SRUN_FROM is its address. FAKE_SRUN_COPY names a file that gets a copy of its input.
 """
 
 from __future__ import annotations
@@ -33,22 +32,16 @@ def main() -> int:
     options = [word for word in sys.argv[1:] if word.startswith("--")]
     command = sys.argv[1 + len(options) :]
     hosts = next(word for word in options if word.startswith("--nodelist=")).partition("=")[2].split(",")
-    print(os.environ.get("FAKE_SRUN_SAYS", ""), file=sys.stderr, flush=True)
     lock = threading.Lock()
     links, readers = [], []
     for task, host in enumerate(hosts):
-        if host != os.environ.get("FAKE_SRUN_MISSING"):
-            link = start_daemon(task, host, command)
-            links.append(link)
-            readers.append(threading.Thread(target=take_output, args=(link, f"{host}: task {task}", lock)))
+        link = start_daemon(task, host, command)
+        links.append(link)
+        readers.append(threading.Thread(target=take_output, args=(link, f"{host}: task {task}", lock)))
     signal.signal(signal.SIGTERM, lambda *_: kill_tasks(links))
     for reader in readers:
         reader.start()
-    if len(links) == len(hosts):
-        threading.Thread(target=give_input, args=(links,), daemon=True).start()
-    else:
-        while True:
-            signal.pause()
+    threading.Thread(target=give_input, args=(links,), daemon=True).start()
     for reader in readers:
         reader.join()
     return 0

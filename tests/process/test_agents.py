@@ -9,10 +9,7 @@ import re
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -231,39 +228,6 @@ def test_strangers_of_another_address_keep_no_agent_out(make_fleet: MakeFleet, m
         sock.close()
 
 
-HUB_WITH_FEW_FILES = """
-    import os, resource, sys
-    resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-    from launcher.transports.agents.credentials import make_credentials
-    from launcher.transports.agents.hub import Hub
-    hub = Hub("run", ["n1"], make_credentials(1), silence_s=1000, on_change=lambda: None)
-    print(hub.listen(), flush=True)
-    sys.stdin.readline()
-    logs = [open(os.devnull) for _ in range(64)]
-    print("opened", flush=True)
-    os._exit(0)
-"""
-
-
-def test_strangers_leave_files_for_the_run() -> None:
-    """Also where the limit can't be raised as far as so many connections need."""
-    argv = [sys.executable, "-c", textwrap.dedent(HUB_WITH_FEW_FILES)]
-    with (
-        contextlib.ExitStack() as ends,
-        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
-    ):
-        assert process.stdin is not None and process.stdout is not None  # they are pipes
-        port = int(process.stdout.readline())
-        silent = [ends.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE_S)) for _ in range(300)]
-        try:
-            assert silent[300 - 250].recv(1) == b"", "it made room"
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "opened\n"
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -451,20 +415,6 @@ def test_an_agent_whose_connection_is_cut_hangs_up_and_comes_back(
     assert is_alive(child), "it ends by itself: the agent has only closed its pipes"
     os.killpg(child, signal.SIGKILL)
     wait_until(lambda: fleet.pids() == [agent])
-
-
-def test_an_agent_that_was_cut_off_hears_of_the_end(wire: Callable[[int], Wire], make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
-    way = wire(fleet.port)
-    fleet.plant("n1", [("127.0.0.1", way.port)])
-    fleet.hub.wait_for_all(DEADLINE_S)
-    fleet.hub.go()
-    channel = fleet.hub.open_transport().open(A, "echo $$; cat", DEADLINE_S)
-    read_line(channel)
-    way.cut()
-    fail_of(channel)
-    fleet.hub.close(DEADLINE_S)
-    wait_until(lambda: not fleet.pids())
 
 
 def test_an_agent_that_comes_again_replaces_the_older_one(fleet: Fleet) -> None:

@@ -21,11 +21,10 @@ import pytest
 import test_node_warm
 from machines.patience import NEVER_S
 from machines.processes import is_alive, read_parent
-from node_process import FORKS, IGNORES, STAND_IN, STOP_TIMEOUT_S, WAITS, Node, Nodes, python, read_status, shell
+from node_process import FORKS, IGNORES, STAND_IN, STOP_TIMEOUT_S, WAITS, Node, Nodes, python, shell
 from test_node_torchrun import write_script
 
 from launcher.node import messages
-from launcher.node.processes import proc
 
 # Between both deaths: in them the survivor begins its stop, and ends it.
 EVERY_PAIR = bool(os.environ.get("EVERY_PAIR"))
@@ -120,7 +119,6 @@ Start = Callable[..., Node]
 STARTS, ORDERS = [start_commands, start_torchrun, start_warm], ["guardian", "supervisor"]
 # Of each way to start one order, of each order one way at least.
 PAIRS = [*product(STARTS, ORDERS)] if EVERY_PAIR else [*zip(STARTS, cycle(ORDERS), strict=False)]
-any_pair = pytest.mark.parametrize(("start", "first"), PAIRS)
 any_program = pytest.mark.parametrize("start", [start_torchrun, start_warm])
 
 
@@ -143,54 +141,21 @@ def check_gone(node: Node, starter: int) -> None:
     assert not node.folder.exists()
 
 
-@any_pair
-def test_while_the_ranks_run(nodes: Nodes, tmp_path: Path, start: Start, first: str) -> None:
-    started = [start(nodes, tmp_path) for _ in GAPS_S]
+@pytest.mark.parametrize(("start", "first"), PAIRS)
+@pytest.mark.parametrize("moment", ["run", "save", "are killed"])
+def test_while_the_ranks(nodes: Nodes, tmp_path: Path, start: Start, first: str, moment: str) -> None:
+    """When they save, who has started them is held, and must not be held for ever."""
+    gaps_s = GAPS_S[:1] if moment == "save" else GAPS_S
+    started = [start(nodes, tmp_path) for _ in gaps_s]
     starters = list(map(find_starter, started))
-    for node, gap_s in zip(started, GAPS_S, strict=True):
-        kill_keepers(node, first, gap_s)
-    for node, starter in zip(started, starters, strict=True):
-        check_gone(node, starter)
-
-
-def test_what_a_rank_has_mounted_in_the_run_s_directory_stays(nodes: Nodes, tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("to mount takes root: run these tests as root")
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "photo.jpg").touch()
-    node = start_torchrun(nodes, tmp_path)
-    starter, mounted = find_starter(node), node.folder / "files" / "home"
-    mounted.mkdir()
-    subprocess.run(["mount", "--bind", tmp_path / "photos", mounted], check=True)
-    try:
-        kill_keepers(node, "guardian")
-        node.wait_until_gone()
-        node.wait_until(lambda: not is_alive(starter), what="who started the ranks is gone")
-    finally:
-        subprocess.run(["umount", mounted], check=True)
-    assert (tmp_path / "photos" / "photo.jpg").exists()
-    shutil.rmtree(node.folder)
-
-
-@any_pair
-def test_while_the_ranks_are_asked_to_save(nodes: Nodes, tmp_path: Path, start: Start, first: str) -> None:
-    """Who has started them is held by then, and must not be held for ever."""
-    node = start(nodes, tmp_path)
-    starter = find_starter(node)
-    node.send(messages.STOP, timeout_s=NEVER_S)
-    node.wait_for(messages.EXIT, local_rank=0)
-    kill_keepers(node, first)
-    check_gone(node, starter)
-
-
-@any_pair
-def test_while_the_rest_is_killed(nodes: Nodes, tmp_path: Path, start: Start, first: str) -> None:
-    started = [start(nodes, tmp_path) for _ in GAPS_S]
-    starters = list(map(find_starter, started))
-    for node, gap_s in zip(started, GAPS_S, strict=True):
-        node.send(messages.STOP, timeout_s=0)
-        time.sleep(gap_s)
-        kill_keepers(node, first)
+    for node, gap_s in zip(started, gaps_s, strict=True):
+        if moment == "save":
+            node.send(messages.STOP, timeout_s=NEVER_S)
+            node.wait_for(messages.EXIT, local_rank=0)
+        elif moment == "are killed":
+            node.send(messages.STOP, timeout_s=0)
+            time.sleep(gap_s)
+        kill_keepers(node, first, gap_s if moment == "run" else 0)
     for node, starter in zip(started, starters, strict=True):
         check_gone(node, starter)
 
@@ -301,15 +266,3 @@ def test_a_guardian_that_was_stopped_ends_with_the_run(nodes: Nodes) -> None:
     os.kill(node.guardian.pid, signal.SIGSTOP)
     assert node.stop() == []
     node.wait_until_gone()
-
-
-def test_torchrun_is_held_and_hears_no_signal(nodes: Nodes, tmp_path: Path) -> None:
-    """Slurm tells every process of a job; while the stop goes on, torchrun must not end its ranks as well."""
-    node = start_torchrun(nodes, tmp_path)
-    torchrun = find_starter(node)
-    os.kill(torchrun, proc.HOLD)
-    node.wait_until(lambda: int(read_status(torchrun, "SigIgn"), 16) >> signal.SIGTERM - 1 & 1)
-    for number in (signal.SIGTERM, proc.HOLD, signal.SIGTERM):
-        os.kill(torchrun, number)
-    assert is_alive(node.pid_of(0)), "it was ended by who is held"
-    assert node.stop(STOP_TIMEOUT_S) == []

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machines.patience import NEVER_S, long_enough, slowed
+from machines.patience import NEVER_S, slowed
 from machines.processes import is_alive, read_parent, send_signal
 from node_process import FORKS, IGNORES, SAVES, STDOUT, WAITS, Node, Nodes, python, shell
 
@@ -42,24 +42,7 @@ def start_ready_beating(node: Node, *argvs: list[str]) -> None:
     node.wait_until(lambda: node.send(messages.BEAT) or all(b"ready" in node.output[rank, STDOUT] for rank in ranks))
 
 
-def keep_beating(node: Node) -> None:
-    """Let beats go to and fro for longer than the node would wait for one."""
-    for _ in range(3):
-        beats = len(node.find(messages.BEAT))
-        node.send(messages.BEAT)
-        node.wait_until(lambda beats=beats: len(node.find(messages.BEAT)) > beats or node.stdout.closed, "a beat")
-        assert not node.stdout.closed, f"it has ended\n{node}"
-
-
 # ---- the launcher ---------------------------------------------------------------------------------------------------
-
-
-def test_the_launcher_hangs_up(node: Node) -> None:
-    node.start_ready(*RANKS)
-    node.hang_up()
-    check_gone(node)
-    assert node.stderr == "stopping the run: the connection to launch closed\n"
-    assert not node.find(messages.CENSUS)
 
 
 # ---- a machine that sleeps ------------------------------------------------------------------------------------------
@@ -112,22 +95,6 @@ def test_a_node_that_sleeps_while_its_ranks_save_kills_them(nodes: Nodes, tmp_pa
     node.wait_until((tmp_path / "saving").exists)
     (tmp_path / "slept").touch()
     check_gone(node)
-
-
-def test_a_node_that_slept_with_its_launcher_goes_on(nodes: Nodes, tmp_path: Path) -> None:
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-    def attempt(silence_s: float) -> None:
-        (tmp_path / "slept").unlink(missing_ok=True)
-        node = nodes.start(python=make_sleeper(tmp_path))
-        assert node.prepare(silence_s=silence_s, boot_id=boot_id)["sleeps_along"] is True
-        start_ready_beating(node, shell(WAITS))
-        (tmp_path / "slept").touch()
-        keep_beating(node)
-        assert node.stop() == []
-        assert node.stderr == ""
-
-    long_enough(attempt, 0.5)
 
 
 # ---- signals --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from machines.patience import DEADLINE_S
 
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
+from launcher.node.processes import stop_steps
 from launcher.output.lines import STDOUT
 from launcher.output.node_output import NodeOutput
 from launcher.session.node_state import Stage
@@ -137,6 +138,26 @@ def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
 
     with pytest.raises(OverflowError, match="no heartbeats any more"):
         asyncio.run(run())
+
+
+def test_a_stop_is_waited_for_while_a_driver_frees_the_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node says what is left only then, and after a second Ctrl-C as early as it can."""
+    deadlines: list[float] = []
+
+    async def pump(is_done: Callable[[], bool], deadline: float = 0) -> bool:
+        deadlines.append(deadline - time.monotonic())
+        if len(deadlines) == 1:
+            raise Interrupted(signal.SIGINT)
+        return True
+
+    async def run() -> None:
+        session = make_session(say=lambda text: None)
+        monkeypatch.setattr(session, "pump", pump)
+        await session.stop_all(15)
+
+    asyncio.run(run())
+    assert deadlines[0] > 15 + stop_steps.REST_S + stop_steps.GPU_CENSUS_S
+    assert stop_steps.REST_S + stop_steps.CENSUS_S < deadlines[1] < 10
 
 
 def test_heartbeats_that_fail_end_the_waiting() -> None:

@@ -12,7 +12,6 @@ import shlex
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,21 +184,6 @@ def fail_of(channel: Channel) -> str:
     return caught.value.failure.text
 
 
-def test_an_agent_that_is_killed_loses_its_host_alone(cluster: Cluster) -> None:
-    transport = cluster.reach(A, B)
-    lost = transport.open(B, "echo $PPID; cat", DEADLINE_S)
-    other = transport.open(A, "cat", DEADLINE_S)
-    os.kill(int(read_line(lost)), signal.SIGKILL)
-    assert fail_of(lost) == "launch's task there ended: Killed"
-    lost.close()
-    assert transport.own_messages(B) == ("srun: error: n2: task 1: Killed",)
-    assert transport.own_messages(A) == ()
-    other.write(b"on\n")
-    assert read_line(other) == b"on\n"
-    assert run(transport, B, "echo again $SLURMD_NODENAME")[0][STDOUT] == b"again n2\n"
-    other.close()
-
-
 def test_another_attempt_keeps_the_steps_that_hosts_use(cluster: Cluster) -> None:
     """An agent that was lost gets a step of its own each time; else they would add up for as long as a run lasts."""
     transport = cluster.reach(A, B)
@@ -237,24 +221,6 @@ def test_what_runs_goes_on_without_srun(cluster: Cluster) -> None:
     os.kill(agent, signal.SIGKILL)
     assert fail_of(channel) == "srun was killed by signal 9"
     assert run(transport, A, "echo again")[0][STDOUT] == b"again\n"
-
-
-def test_a_node_that_does_not_come_is_left_out(cluster: Cluster) -> None:
-    timeout_s = slowed(2)
-    transport = cluster.reach(A, B, FAKE_SRUN_MISSING="n2", FAKE_SRUN_SAYS="srun: job 7 queued and waiting")
-    said: list[str] = []
-
-    def ask_missing() -> None:
-        with pytest.raises(TransportError) as caught:
-            transport.open(B, "echo on", timeout_s)
-        said.append(caught.value.failure.text)
-
-    thread = threading.Thread(target=ask_missing)
-    thread.start()
-    channel = transport.open(A, "echo on", timeout_s)
-    thread.join()
-    assert said == [f"Slurm has not started launch's step there in {timeout_s:g} s: job 7 queued and waiting"]
-    assert read_all(channel)[STDOUT] == b"on\n"
 
 
 def test_a_node_that_slurm_can_t_start_is_left_out(cluster: Cluster) -> None:

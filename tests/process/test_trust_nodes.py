@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lying_node import CENSUS, FACTS, HELLO, HOSTILE, Lie, LyingTransport, Piece
+from lying_node import CENSUS, HOSTILE, Lie, LyingTransport, Piece
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.processes import is_alive
 from node_process import wait_until
@@ -40,10 +40,6 @@ from launcher.transports.srun import SrunStep, StepHub
 
 MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
 READ_BYTES = 1 << 18
-
-
-def make_settings(run_id: str) -> Settings:
-    return Settings(run_id, {}, [sys.executable], timeouts=Timeouts(DEADLINE_S, NEVER_S, 1))
 
 
 def play(lie: Lie, folder: Path) -> list[str]:
@@ -97,56 +93,35 @@ def guardian_says(text: str) -> Lie:
     return lie
 
 
-BEFORE_THE_START = {
-    "a header without end": (flood("prepare", b"x"), "it sent an invalid message: a header line over 4194304 bytes"),
-    "a list without end": (instead("prepare", HELLO, encode(messages.FACTS, **{**FACTS, "gpus": [{}] * 1_000_000})),
-                           "its facts can't be read: gpus: 1000000 of them; at most 256 are accepted"),
+LIES = {
     "hostile words": (instead("prepare", encode(messages.FAILED, text=HOSTILE)),
-                      "boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("lie", "text"), BEFORE_THE_START.values(), ids=BEFORE_THE_START)
-def test_a_node_that_lies_before_the_start_is_named(tmp_path: Path, lie: Lie, text: str) -> None:
-    assert play(lie, tmp_path) == [f"liar: {text}"]
-
-
-IN_A_RUN = {
+                      "liar: boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
     "a flood of files": (flood("start", encode(messages.FILE, b"x" * (1 << 20), name="x")),
-                         "it sent an unrequested message: file x"),
+                         "launch: lost liar (it sent an unrequested message: file x), stopping the run on 2 hosts"),
     "a guardian with a payload": (guardian_says('{"type":"failed","text":"x","size":5}'),
-                                  "it sent an invalid message: failed with 5 bytes"),
+        "launch: lost liar (it sent an invalid message: failed with 5 bytes), stopping the run on 2 hosts"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("lie", "text"), IN_A_RUN.values(), ids=IN_A_RUN)
-def test_a_node_that_lies_in_a_run_ends_it_and_is_named(tmp_path: Path, lie: Lie, text: str) -> None:
+@pytest.mark.parametrize(("lie", "line"), LIES.values(), ids=LIES)
+def test_a_node_that_lies_is_named_and_ends_the_run(tmp_path: Path, lie: Lie, line: str) -> None:
     before_kib = resident_kib()
-    words = play(lie, tmp_path)
-    assert f"launch: lost liar ({text}), stopping the run on 2 hosts" in words
+    assert line in play(lie, tmp_path)
     assert resident_kib() - before_kib < MOST_KIB
 
 
 NO_CODE = encode(messages.EXIT, local_rank=0, age_s=0, was_stopping=False, code=None, signal=None)
 
 
-@pytest.mark.parametrize(
-    ("lie", "exit_code", "failures"),
-    [
-        (after("start", NO_CODE, CENSUS, None), 1, []),  # a success would be told
-        (after("start", CENSUS, None), 69, ["it sent an unrequested message: census"]),
-    ],
-)
-def test_a_command_whose_end_is_not_told_is_no_success(lie: Lie, exit_code: int, failures: list[str]) -> None:
+def test_a_command_whose_end_is_not_told_is_no_success() -> None:
     async def run() -> Execution:
-        outputs = [NodeOutput("liar", None, None)]
-        session = Session(
-            [Host("liar")], LyingTransport(lie), outputs, make_settings("exec"), say=print, progress=print
-        )
+        lie = LyingTransport(after("start", NO_CODE, CENSUS, None))
+        settings = Settings("exec", {}, [sys.executable], timeouts=Timeouts(DEADLINE_S, NEVER_S, 1))
+        session = Session([Host("liar")], lie, [NodeOutput("liar", None, None)], settings, say=print, progress=print)
         return await asyncio.wait_for(execute(session, ["true"], None, print), DEADLINE_S)
 
     done = asyncio.run(run())
-    assert (done.exit_code, [failure.text for failure in done.failures]) == (exit_code, failures)
+    assert (done.exit_code, done.failures) == (1, [])
 
 
 def resident_kib() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import os
@@ -249,6 +251,9 @@ def test_the_page_loads_and_runs_nothing(half_an_hour: str) -> None:
     assert [attributes["href"] for _, attributes in page.elements if "href" in attributes] == ["data:,"]
     assert not {tag for tag, _ in page.elements} & {"script", "use", "image", "img", "iframe", "object", "a"}
     assert re.search(r"https?:|url\(|@import", half_an_hour) is None
+    style = hashlib.sha256(half_an_hour.partition("<style>")[2].partition("</style>")[0].encode()).digest()
+    policy = page.elements[[tag for tag, _ in page.elements].index("meta") + 1][1]["content"] or ""
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{base64.b64encode(style).decode()}'; "), policy
 
 
 def test_plots_are_drawings_with_text_in_them(half_an_hour: str) -> None:
