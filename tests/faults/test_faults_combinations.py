@@ -121,12 +121,6 @@ def on_a_small_disk(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     return launch.start_ready(*words)
 
 
-def ended(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
-    running = launch.start(*words)
-    assert running.wait().exit_code == 0, str(running)
-    return running
-
-
 def restarting(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     """The run waits for its next attempt: nothing of it lives but its controller and its agents."""
     code = launch.folder / "code"
@@ -147,25 +141,14 @@ def settled(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     return running
 
 
-def watched(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
-    """Someone attaches to it, waits for it, and reads on in its logs."""
-    running = launch.start_ready(*words)
-    watch(launch, ("attach",), ("wait",), ("logs", "-f"))
-    return running
-
-
 def attached(launch: FaultLaunch, words: tuple[str, ...]) -> Running:
     """Two terminals attach to it, and will copy its logs."""
     running = launch.start_ready(*words)
-    watch(launch, *[("attach",)] * 2)
-    return running
-
-
-def watch(launch: FaultLaunch, *commands: tuple[str, ...]) -> None:
-    for command in commands:
+    for _ in range(2):
         with (launch.folder / "watched").open("ab") as said:
-            launch.slurm.start("launch", *command, cwd=launch.folder, stdout=subprocess.DEVNULL, stderr=said)
-    assert wait_until(lambda: names(launch.hosts[0]).count("launch") == 1 + len(commands), poll_s=CENSUS_POLL_S)
+            launch.slurm.start("launch", "attach", cwd=launch.folder, stdout=subprocess.DEVNULL, stderr=said)
+    assert wait_until(lambda: names(launch.hosts[0]).count("launch") == 3, poll_s=CENSUS_POLL_S)
+    return running
 
 
 # ---- what happens then --------------------------------------------------------------------------------------------
@@ -216,16 +199,6 @@ def fail_on_a_full_disk(launch: FaultLaunch) -> None:
     launch.started[-1].go()
 
 
-def fetch_at_once(launch: FaultLaunch) -> None:
-    """Twice: the second one waits for the first, and has nothing to copy."""
-    words = ("launch", "fetch")
-    fetches = [launch.slurm.start(*words, cwd=launch.folder, stderr=subprocess.PIPE) for _ in range(2)]
-    said = [fetch.communicate()[1].decode() for fetch in fetches]
-    assert (
-        sum(words_said.startswith("launch: copied 0 files (0 bytes) of node1 to logs/") for words_said in said) == 1
-    ), said
-
-
 def stop_twice(launch: FaultLaunch) -> None:
     """A second Ctrl-C would kill ranks that save; the second `stop` doesn't."""
     first, second = (launch.slurm.start("launch", "stop", cwd=launch.folder, stderr=subprocess.PIPE) for _ in range(2))
@@ -252,12 +225,6 @@ def interrupt_its_end(launch: FaultLaunch) -> None:
     while running.process.poll() is None:
         send_signal(launcher.pid, signal.SIGINT)
         time.sleep(0.005)
-
-
-def cut_and_kill_keepers(launch: FaultLaunch) -> None:
-    launch.last.cut()
-    for keeper in launch.keepers():
-        keeper.kill()
 
 
 # ---- what must follow ---------------------------------------------------------------------------------------------
@@ -298,14 +265,6 @@ def nobody_is_blamed(launch: FaultLaunch, running: Running) -> None:
     it_comes_back(launch, running)
     attempts = json.loads((launch.logs / "latest" / "run.json").read_text())["attempts"]
     assert [attempt["blamed"] for attempt in attempts] == [{}] * len(attempts)
-
-
-def only_the_controller_stays(launch: FaultLaunch, running: Running) -> None:
-    """Of the four on its host."""
-    assert wait_until(lambda: names(launch.hosts[0]).count("launch") == 1, poll_s=0.5)  # TCP takes half a minute
-    launch.slurm.cluster[LOGIN].plug()
-    ask(launch, "stop", "--now")
-    running.process.kill()
 
 
 def only_the_controller_waits(launch: FaultLaunch, running: Running) -> None:
@@ -353,11 +312,6 @@ def all_have_saved(launch: FaultLaunch, running: Running) -> None:
     assert "was stopped before\n" in again, again
 
 
-def the_copy_is_whole(launch: FaultLaunch, running: Running) -> None:
-    name = find_ids(launch)["node1"]
-    compare_logs(launch, name, name)
-
-
 def all_copies_are_whole(launch: FaultLaunch, running: Running) -> None:
     """Each waits for the one before."""
     running.go()
@@ -366,12 +320,8 @@ def all_copies_are_whole(launch: FaultLaunch, running: Running) -> None:
     assert wait_until(lambda: said.read_text().count(" of node1 to logs/") == 2), said.read_text()
     name = find_ids(launch)["node1"]
     assert [path.name for path in (launch.folder / "logs").iterdir()] == [name]
-    compare_logs(launch, name, name)
-
-
-def compare_logs(launch: FaultLaunch, name: str, copy: str) -> None:
     for log in ("node_0.log", "node_1.log", "run.json", "launch.log"):
-        assert (launch.folder / "logs" / copy / log).read_bytes() == (launch.logs / name / log).read_bytes()
+        assert (launch.folder / "logs" / name / log).read_bytes() == (launch.logs / name / log).read_bytes()
 
 
 # ---- the table ----------------------------------------------------------------------------------------------------
@@ -387,9 +337,6 @@ ROWS = {
     "starting-code-removed": Combination(
         (*RESTARTS, *ranks(f"{WELL}; {OBEYS}", r3=FAILS_ONCE)), starting, remove_code, it_comes_back
     ),
-    "starting-keepers-killed-while-cut": Combination(
-        (*RESTARTS, *short_silence(), *ranks()), starting, cut_and_kill_keepers, the_start_fails
-    ),
     "starting-in-background": Combination(ranks(WAITS_FOR_GO), in_background, interrupt, it_succeeds),
     "starting-stopped-twice": Combination(
         ("--stop-timeout", f"{NEVER_S:g}", *ranks(SAVES_UNTIL_GO)), starting, stop_twice, all_have_saved
@@ -401,7 +348,6 @@ ROWS = {
     "ending-interrupted": Combination(ranks(r3=FAILS), starting, interrupt_its_end, no_message_is_wrong),
     "ending-attached": Combination(ranks(f"{AT_GO}; {LARGE_LOG}"), attached, nothing, all_copies_are_whole),
     "ended-unread": Combination(ranks("seq 400000"), unread, nothing, only_the_controller_waits),
-    "ended-fetched-at-once": Combination(ranks(LARGE_LOG), ended, fetch_at_once, the_copy_is_whole),
     "restarting-code-cleaned": Combination(
         ("--restarts", "5", *ranks(NEEDS_ITS_CODE)), restarting, clean_code, it_succeeds
     ),
@@ -410,7 +356,6 @@ ROWS = {
          *ranks(WAITS_FOR_GO)),
         settled, cut_controller, nobody_is_blamed,
     ),
-    "watched-terminal-cut": Combination(ranks(), watched, cut_login, only_the_controller_stays),
 }  # fmt: skip
 
 
