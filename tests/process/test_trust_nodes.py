@@ -98,8 +98,8 @@ LIES = {
                       "liar: boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
     "a flood of files": (flood("start", encode(messages.FILE, b"x" * (1 << 20), name="x")),
                          "launch: lost liar (it sent an unrequested message: file x), stopping the run on 2 hosts"),
-    "a guardian with a payload": (guardian_says('{"type":"failed","text":"x","size":5}'),
-        "launch: lost liar (it sent an invalid message: failed with 5 bytes), stopping the run on 2 hosts"),
+    "a guardian with a file": (guardian_says('{"type":"file","name":"x","local_rank":0,"stream":1}'),
+        "launch: lost liar (it sent an invalid message: not allowed on stderr: 'file'), stopping the run on 2 hosts"),
 }  # fmt: skip
 
 

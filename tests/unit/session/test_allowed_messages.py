@@ -154,6 +154,7 @@ def test_what_nobody_asked_for_is_refused(said: tuple[Header, ...], lie: Header,
     ("header", "text"),
     [
         (BEAT | {"size": 1}, "beat with 1 bytes"),
+        (FAILED | {"size": 5}, "failed with 5 bytes"),
         (FACTS | {"size": 1 << 20}, f"facts with {1 << 20} bytes"),
         (OUTPUT | {"size": (1 << 18) + 1}, f"output with {(1 << 18) + 1} bytes"),
         (STACK | {"size": (1 << 20) + 1}, f"stack with {(1 << 20) + 1} bytes"),

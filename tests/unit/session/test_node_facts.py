@@ -79,7 +79,7 @@ def test_what_became_of_a_setup():
     [
         ("setup", {"failure": {"step": "x"}}),
         ("gpus", [{"index": 0}]),
-        ("gpus", [{"index": 0}] * 257),
+        ("gpus", [GPU] * 257),
         ("checks", {"shm_mib": True}),
         ("search", {"tried": [["only a path"]]}),
         ("search", {"packages": {"numpy": "2" * 201}}),
