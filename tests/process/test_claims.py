@@ -195,10 +195,11 @@ def call(part: str, request: bytes = b"{}", number: int = 0) -> socket.socket:
 
 
 @pytest.fixture
-def gpus() -> Iterator[str]:
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The start of the names of three GPUs; only this test has claims in its network namespace."""
     if os.geteuid() != 0:
         pytest.skip("no root, who can be several users")
+    monkeypatch.setattr(claims, "_TURN_S", 0.1)
     libc = ctypes.CDLL(None)
     with Path("/proc/self/ns/net").open() as before:
         assert libc.unshare(_CLONE_NEWNET) == 0

@@ -154,8 +154,8 @@ def test_nothing_stays_inside(docker: Containers) -> None:
 
 def test_a_detached_run_is_stopped(docker: Containers) -> None:
     """Its controller and agent are inside as well."""
-    with docker.running("--detach", "--name", "far") as process:
-        assert process.wait(DEADLINE_S) == 0, (docker.folder / "said").read_text()
+    with docker.running("--detach", "--name", "far"):
+        pass  # its terminal is killed
     assert {"launch", "launch-agent"} <= {*map(read_name, docker.list_inside())}
     run_launch("stop", "far", cwd=docker.folder, code=0)
     assert wait_until(lambda: not docker.list_inside())

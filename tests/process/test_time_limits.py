@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from machines.launches import PROGRAM, run_launch
-from machines.patience import DEADLINE_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.processes import wait_until
 from screen import Screen
 
@@ -57,7 +57,8 @@ def test_restarts_and_pauses_prolong_nothing(tmp_path: Path) -> None:
 def test_ranks_that_are_being_stopped_keep_their_time_to_save(tmp_path: Path) -> None:
     saves = "trap 'until [ -e limit ]; do sleep 0.05; done; sleep 0.5; touch saved; exit' TERM; echo ready >ready"
     waits = f"if [ $RANK = 0 ]; then {saves}; while :; do sleep 0.05; done; fi; until [ -e ready ]; do :; done; exit 7"
-    words = [PROGRAM, *RUN, "--for", f"{slowed(2.0):g}", "--nproc", "2", "sh", "-c", waits]
+    times = ("--for", f"{slowed(2.0):g}", "--stop-timeout", f"{NEVER_S:g}")
+    words = [PROGRAM, *RUN[:-1], *times, "--nproc", "2", "--no-python", "sh", "-c", waits]
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(words, cwd=tmp_path, stdout=said, stderr=said)
     try:
