@@ -222,8 +222,9 @@ def test_a_folder_of_ours_that_is_gone_harms_nobody(node: Node, python: str) -> 
         ("", ["-I"], True, "this Python did not load launch's sitecustomize (-I, -E or -S, or PYTHONPATH replaced?)"),
         ("import signal; signal.signal({0}, signal.SIG_DFL)", [], True, "it no longer catches signal {0}"),
         ("import os; os.closerange(3, 99)", [], True, "this Python did not load launch's sitecustomize"),
+        ("import signal; signal.pthread_sigmask(0, [{0}])", [], True, "it did not respond to signal {0} in 2 s"),
     ],
-    ids=["--no-stacks", "isolated", "handler taken away", "file closed"],
+    ids=["--no-stacks", "isolated", "handler taken away", "file closed", "blocked"],
 )
 def test_a_rank_that_is_not_ready_is_never_signalled(
     node: Node, python: str, before: str, options: list[str], with_stacks: bool, obstacle: str
@@ -244,14 +245,6 @@ def test_a_rank_that_is_no_python_is_named(node: Node) -> None:
     wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
     (answer,) = ask(node, 1)
     assert answer["reason"] == "the rank runs sleep, not Python"
-    assert is_alive(node.pid_of(0))
-
-
-def test_a_rank_that_blocks_the_signal_goes_on(node: Node, python: str) -> None:
-    code = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [{SIGNAL}])\n{textwrap.dedent(HANGS)}"
-    node.start_ready([python, "-c", code], with_stacks=True)
-    (answer,) = ask(node, 1)
-    assert answer["reason"] == f"it did not respond to signal {SIGNAL} in 2 s"
     assert is_alive(node.pid_of(0))
 
 

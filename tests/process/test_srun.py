@@ -104,15 +104,6 @@ def test_bytes_and_exit_codes(cluster: Cluster, any_python: str) -> None:
         assert code == 7
 
 
-def test_one_agent_serves_its_node_as_long_as_the_transport(cluster: Cluster) -> None:
-    transport = cluster.reach(A, B)
-    places = [run(transport, host, "echo $SLURMD_NODENAME $PPID")[0][STDOUT].split() for host in (A, B, A)]
-    assert [name for name, _ in places] == [b"n1", b"n2", b"n1"]
-    assert places[0] == places[2] != places[1]
-    transport.close()
-    assert not cluster.pids("fake_srun.py --jobid"), "it waits for srun"
-
-
 def test_a_rank_is_no_task_and_has_no_login(cluster: Cluster) -> None:
     names = ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "PMI_RANK", "SSH_CONNECTION", "SLURM_JOB_ID", "KEPT")
     transport = cluster.reach(A, **dict.fromkeys(names, "x"), HOME="/tmp")
