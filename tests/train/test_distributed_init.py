@@ -56,13 +56,6 @@ def test_backends() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_nccl_without_a_gpu() -> None:
-    with pytest.raises(WorldError) as caught:
-        distributed.choose_backend("nccl", {})
-    assert str(caught.value) == ("backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("error", ["Error 802: system not yet initialized", "No CUDA GPUs are available"])
 def test_gpus_that_cuda_can_not_use_are_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
@@ -141,13 +134,10 @@ def test_a_mean_keeps_shape_and_type_and_leaves_its_argument_alone() -> None:
     [
         (World(local_world_size=2, launched_by="torchrun"), {}, 8, 4),
         (World(local_world_size=4, launched_by="torchrun"), {}, 2, 1),
-        (World(local_world_size=4, launched_by="srun"), {}, 8, 2),
-        # Of a node with 64 CPUs: tasks that are bound to their own, to those of the step, and to none.
+        # Of a node with 64 CPUs: tasks that are bound to their own, and to none.
         (World(local_world_size=4, launched_by="srun"), {"SLURM_CPUS_ON_NODE": "32"}, 8, 8),
-        (World(local_world_size=4, launched_by="srun"), {"SLURM_CPUS_ON_NODE": "32"}, 32, 8),
         (World(local_world_size=4, launched_by="srun"), {"SLURM_CPUS_ON_NODE": "32"}, 64, 8),
         (World(local_world_size=4, launched_by="srun"), {"SLURM_CPUS_PER_TASK": "3"}, 64, 3),
-        (World(local_world_size=4, launched_by="srun"), {"SLURM_CPUS_PER_TASK": "3"}, 2, 2),
         # One torchrun per node: the CPUs of its task are those of its ranks.
         (
             World(local_world_size=4, launched_by="torchrun"),

@@ -95,7 +95,7 @@ CRAY = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE
         (
             SLURM_TASK | TORCHRUN,
             replace(SIXTH, job_id="41"),
-        ),  # another launcher that srun started: more ranks than tasks
+        ),  # another launcher below srun: more ranks than tasks
         (  # exported by a batch script
             SLURM_TASK | TORCHRUN | {"WORLD_SIZE": "3"},
             replace(THIRD_TASK, master_addr="10.0.0.1", master_port=29500),
@@ -138,25 +138,13 @@ REMEDY = "fix: start with torchrun, or unset them for a single process"
             "set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; not set: LOCAL_WORLD_SIZE; "
             + REMEDY.replace("torchrun", "srun or torchrun"),
         ),
-        (
-            {"RANK": "5"},
-            "set: RANK; not set: WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; " + REMEDY,
-        ),
-        (
-            SBATCH_SCRIPT | {"MASTER_ADDR": "gpu05"},
-            "set: MASTER_ADDR; not set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_PORT; "
-            + REMEDY.replace("torchrun", "srun or torchrun"),
-        ),
         (TORCHRUN | {"RANK": "one"}, "RANK must be a whole number, got 'one'"),
-        (TORCHRUN | {"WORLD_SIZE": "-8"}, "WORLD_SIZE must be a whole number, got '-8'"),
         (TORCHRUN | {"RANK": "8"}, "torchrun says rank 8 of 8: it must be below 8"),
-        (BY_HAND | {"WORLD_SIZE": "0"}, "torchrun says rank 5 of 0: it must be below 0"),
         (TORCHRUN | {"LOCAL_RANK": "4"}, "torchrun says local rank 4 of 4: it must be below 4"),
         (
             SLURM_TASK | {"SLURM_LOCALID": "", "SLURM_PROCID": ""},
             "srun started this rank, but didn't set SLURM_PROCID, SLURM_LOCALID",
         ),
-        (SLURM_TASK | {"SLURM_PROCID": "7"}, "srun says rank 7 of 3: it must be below 3"),
         (
             TORCHRUN | {"MASTER_ADDR": "gpu1.invalid"},
             "can't resolve gpu1.invalid, the host of rank 0; fix: set MASTER_ADDR to an address of that host "
@@ -178,7 +166,6 @@ FROM_TWO = "from 2 nodes; fix:"
     ("environ", "message"),
     [
         (SLURM_TASK | {"MASTER_ADDR": "127.0.0.1"}, f"127.0.0.1 {FROM_TWO} unset MASTER_ADDR"),
-        (SLURM_TASK | {"MASTER_ADDR": "localhost"}, f"localhost {FROM_TWO} unset MASTER_ADDR"),
         (OPEN_MPI | {"MASTER_ADDR": "::1"}, f"::1 {FROM_TWO} set MASTER_ADDR to the host of rank 0 on all ranks"),
         (OPEN_MPI | {"MASTER_ADDR": ""}, f"127.0.0.1 {FROM_TWO} set MASTER_ADDR to the host of rank 0 on all ranks"),
         (SLURM_TASK | {"SLURM_STEP_NUM_NODES": "1", "MASTER_ADDR": "localhost"}, ""),
@@ -199,7 +186,6 @@ def test_a_loopback_address_for_several_nodes_is_refused(environ: Mapping[str, s
     [
         ("gpu[1-3,007-010],a[1-2]b", ("gpu1", "a2b")),
         ("gpu[07-08]", ("gpu07", "gpu08")),
-        ("login", ("login", "login")),
         ("rack[1-2]n[08-10]", ("rack1n08", "rack2n10")),
     ],
 )

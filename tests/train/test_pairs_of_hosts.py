@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from launcher.collectives.pairs import Pair, describe_outliers, describe_pairs, list_rounds
 
 GB = 1e9
+SLOW = "latency 10.0 us, 1 GB/s"
 GOOD = "good pairs: latency 10.0 us, 10 GB/s"
 
 
@@ -52,38 +53,17 @@ def test_of_several_hosts_the_slowest_are_named() -> None:
 @pytest.mark.parametrize(
     ("count", "slow", "late", "lines"),
     [
-        pytest.param(4, {}, {}, [], id="all alike"),
-        pytest.param(4, {(0, 1): 6.0}, {(0, 1): 29.0}, [], id="a little worse"),
-        pytest.param(
-            3,
-            {(0, 2): 1.0, (1, 2): 2.0},
-            {},
-            [f"n2 is slow with every other host (worst: latency 10.0 us, 1 GB/s; {GOOD})"],
-            id="a host among three",
-        ),
-        pytest.param(
-            4,
-            {(1, 3): 1.0},
-            {},
-            [f"n1 <-> n3 is slow (latency 10.0 us, 1 GB/s; {GOOD})"],
-            id="a pair of little bandwidth",
-        ),
-        pytest.param(
-            4,
-            {},
-            {(1, 3): 31.0},
-            [f"n1 <-> n3 is slow (latency 31.0 us, 10 GB/s; {GOOD})"],
-            id="a pair of high latency",
-        ),
-        pytest.param(
+        (4, {(0, 1): 6.0}, {(0, 1): 29.0}, []),  # a little worse
+        (3, {(0, 2): 1.0, (1, 2): 2.0}, {}, [f"n2 is slow with every other host (worst: {SLOW}; {GOOD})"]),
+        (4, {}, {(1, 3): 31.0}, [f"n1 <-> n3 is slow (latency 31.0 us, 10 GB/s; {GOOD})"]),
+        (
             5,
             {(0, 2): 1.0, (1, 2): 1.0, (2, 3): 1.0, (2, 4): 1.0, (0, 4): 3.0},
             {},
             [
-                f"n2 is slow with every other host (worst: latency 10.0 us, 1 GB/s; {GOOD})",
+                f"n2 is slow with every other host (worst: {SLOW}; {GOOD})",
                 f"n0 <-> n4 is slow (latency 10.0 us, 3 GB/s; {GOOD})",
             ],
-            id="a host and a pair",
         ),
     ],
 )

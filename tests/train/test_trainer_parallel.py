@@ -36,16 +36,12 @@ def dims_of(world_size: int, *argv: str, rank: int = 0) -> tuple[str, int, int, 
     ("world_size", "argv", "dims"),
     [
         (1, [], ("single", 1, 0, 1, 16)),
-        (1, ["--parallel", "ddp"], ("single", 1, 0, 1, 16)),
         (1, ["--parallel", "fsdp"], ("fsdp", 1, 0, 1, 16)),
         (4, [], ("ddp", 4, 3, 1, 16)),
-        (4, ["--parallel", "fsdp", "--global-batch", "32"], ("fsdp", 4, 3, 1, 8)),
         (4, ["--global-batch", "32", "--accumulate", "2"], ("ddp", 4, 3, 1, 4)),
         (4, ["--parallel", "tp", "--heads", "4", "--global-batch", "32"], ("tp", 1, 0, 4, 32)),
-        (4, ["--tensor-parallel", "4", "--heads", "4"], ("tp", 1, 0, 4, 16)),
         (4, ["--tensor-parallel", "2", "--global-batch", "32"], ("fsdp+tp", 2, 1, 2, 16)),
         (4, ["--hsdp", "2", "--global-batch", "32"], ("fsdp", 4, 3, 1, 8)),
-        (4, ["--hsdp", "2", "--tensor-parallel", "2"], ("fsdp+tp", 2, 1, 2, 16)),
         (4, ["--hsdp", "1", "--tensor-parallel", "4", "--heads", "4"], ("fsdp+tp", 1, 0, 4, 16)),
     ],
 )
@@ -66,21 +62,11 @@ def test_how_ranks_are_used(world_size: int, argv: list[str], dims: tuple[object
             ["--parallel", "tp", "--tensor-parallel", "2"],
             "parallel tp on 4 ranks doesn't go with tensor_parallel 2; fix: use fsdp+tp with 2 or more",
         ),
-        (
-            ["--parallel", "ddp", "--tensor-parallel", "2"],
-            "parallel ddp on 4 ranks doesn't go with tensor_parallel 2; fix: use fsdp+tp with 2 or more",
-        ),
-        (
-            ["--parallel", "fsdp+tp"],
-            "parallel fsdp+tp on 4 ranks doesn't go with tensor_parallel 0; fix: use fsdp+tp with 2 or more",
-        ),
-        (["--hsdp", "4", "--tensor-parallel", "2"], "4 ranks can't be divided by hsdp 4 x tensor_parallel 2"),
         (["--hsdp", "2", "--parallel", "ddp"], "parallel ddp has no shards to replicate, got hsdp 2; fix: use fsdp"),
         (
             ["--parallel", "fsdp", "--evaluate-on", "main"],
             "evaluate_on main needs the whole model, but parallel fsdp splits it",
         ),
-        (["--global-batch", "6"], "a global batch of 6 can't be split among 4 ranks x 1 passes"),
         (["--global-batch", "12", "--accumulate", "2"], "a global batch of 12 can't be split among 4 ranks x 2 passes"),
     ],
 )

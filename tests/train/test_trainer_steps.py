@@ -28,23 +28,14 @@ class Row:
 
 TWO_PASSES = ("--accumulate", "2")
 ROWS = {
-    "plain": Row(),
-    "clipped": Row({"clip_norm": 0.3}),
-    "unclipped": Row({"clip_norm": 0.0}),
-    "schedule": Row({"lr": 3e-2, "warmup_steps": 3, "final_lr_fraction": 0.3}),
-    "no-warmup": Row({"warmup_steps": 0, "final_lr_fraction": 1.0}),
-    "all-warmup": Row({"warmup_steps": 2 * STEPS}),
-    "decay": Row({"weight_decay": 3.0}),
-    "seed": Row({"seed": 5, "validation_fraction": 0.3}),
-    "passes": Row(flags=TWO_PASSES),
+    "clipped": Row({"clip_norm": 0.3, "weight_decay": 3.0, "seed": 5, "validation_fraction": 0.3}),
+    "schedule": Row({"clip_norm": 0.0, "lr": 3e-2, "warmup_steps": 3, "final_lr_fraction": 0.3}),
+    "no-warmup": Row({"warmup_steps": 0, "final_lr_fraction": 1.0}, flags=("--activation-checkpointing",)),
+    "all-warmup": Row({"warmup_steps": 2 * STEPS}, flags=TWO_PASSES),
     "bf16": Row({"amp": "bf16"}),
-    "fp16": Row({"amp": "fp16"}),
     "compiled": Row(flags=("--compile",)),
-    "checkpointed": Row(flags=("--activation-checkpointing",)),
     "ddp": Row(ranks=2),
-    "ddp-passes": Row(ranks=2, flags=TWO_PASSES),
     "ddp-fp16": Row({"amp": "fp16"}, 2, TWO_PASSES, tolerance=1e-3),
-    "fsdp": Row(ranks=2, flags=("--parallel", "fsdp")),
     "fsdp-passes": Row({"clip_norm": 0.3}, 2, ("--parallel", "fsdp", *TWO_PASSES)),
     "fsdp-bf16": Row({"amp": "bf16"}, 2, ("--parallel", "fsdp"), tolerance=3e-3),
     "fsdp-fp16": Row({"amp": "fp16"}, 2, ("--parallel", "fsdp"), tolerance=3e-3),
@@ -82,12 +73,9 @@ def test_every_way_learns_what_a_plain_loop_learns(starter: Any, tmp_path: Path)
         progress = json.loads((tmp_path / name / f"checkpoints/step_{STEPS}/progress.json").read_text())
         assert bool(progress["scaler"]) is (row.options.get("amp") == "fp16"), "with fp16 alone the loss is scaled"
         saved = torch.load(tmp_path / name / "model.pt", weights_only=True)["model"]
-        for key in weights.keys() - {
-            f"blocks.{number}.attention.key.bias" for number in range(2)
-        }:  # gradient: rounding
-            weight = weights[key]
+        for key, weight in weights.items():
             far = (saved[key] - weight).abs().max().item() / weight.abs().max().item()
-            assert far < 300 * row.tolerance, (name, key, far)
+            assert far < 300 * row.tolerance or key.endswith("attention.key.bias"), (name, key, far)  # rounding alone
     assert math.isfinite(losses[-1]) and losses[-1] < losses[0] - 1
     for rank in ranks:
         assert (rank.wait(), rank.stderr) == (0, "")
