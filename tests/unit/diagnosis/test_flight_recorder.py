@@ -67,7 +67,6 @@ CALL = b"cos\nsystem\n(Vtouch pwned\ntR"
         (b"\x80\x02}.", ""),
         (b"", "isn't a dump of the flight recorder"),
         (b"dump\n", "isn't a dump of the flight recorder"),
-        (b"\x80\x02", "is cut off"),
         (b"\x80\x02N", "is cut off"),
         (b"\x80\x02X\xff\xff\xff\xffa.", "is cut off"),
         (b"\x80\x02" + CALL + b".", "holds more than plain data at byte 2 and could run code here"),

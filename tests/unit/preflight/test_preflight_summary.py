@@ -15,12 +15,6 @@ from launcher.preflight.summary import common_traits, summarize
     [
         (
             Job(SCRIPT),
-            [facts()] * 3,
-            "8 x H200 140 GB, driver 580.159, python 3.11 (/usr/bin/python3), torch 2.13.0, CUDA 13.0, NCCL 2.28.9, "
-            "data over eth1",
-        ),
-        (
-            Job(SCRIPT),
             [facts(), facts(gpus=H200[:4], torch_version="2.12.0", route=Route("ib0", "10.0.0.2"))],
             "8 x H200 140 GB or 4 x H200 140 GB, driver 580.159, python 3.11 (/usr/bin/python3), "
             "torch 2.13.0 or 2.12.0, CUDA 13.0, NCCL 2.28.9, data over eth1 or ib0",
@@ -30,7 +24,6 @@ from launcher.preflight.summary import common_traits, summarize
             [facts(), facts(python="/env/bin/python"), facts()],
             "CPUs, python 3.11 (/usr/bin/python3) or 3.11 (/env/bin/python), torch 2.13.0, data over eth1",
         ),
-        (Job(COMMAND, nproc=2), [facts(gpus=())], "CPUs, data over eth1"),
         (Job(COMMAND, nproc=2), [facts(), facts(gpus=())], "8 x H200 140 GB or no GPU, driver 580.159, data over eth1"),
     ],
 )
@@ -45,11 +38,6 @@ BUILD = ("CUDA 13.0", "NCCL 2.28.9")
 @pytest.mark.parametrize(
     ("job", "nodes", "traits"),
     [
-        (
-            JOB,
-            [facts(), facts(route=Route("ib0", "10.0.0.2"))],
-            ["8 x H200 140 GB", "driver 580.159", PYTHON, "torch 2.13.0", *BUILD],
-        ),
         (JOB, [facts(), facts(torch_version="2.12.0", gpus=H200[:4], python_version="3.12", route=None)],
          ["driver 580.159", *BUILD]),
         (JOB, [facts(), facts(gpus=())], [PYTHON, "torch 2.13.0", *BUILD, "data over eth1"]),  # it has no driver
