@@ -10,7 +10,7 @@ from typing import Any, Callable, Generator, List
 
 from launcher.node import messages
 from launcher.node.loop import Loop, Timer
-from launcher.node.processes import proc, run_folders, run_owner, stop_steps, workers
+from launcher.node.processes import proc, run_folders, stop_steps, workers
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.send_queue import SendQueue
@@ -56,7 +56,7 @@ class Ending:
         # What is left of earlier runs, to be removed at the end, too; None: that wasn't asked for.
         self._leftovers: list[str] | None = None
         self._lost_folder: str | None = None  # of another supervisor that lost its launcher; this one stops its run
-        self._lost_keepers: list[proc.Process] = []  # that supervisor and its guardian; of a cleaner, suspended ones
+        self._lost_keepers: list[proc.Process] = []  # that supervisor and its guardian
 
     @property
     def has_begun(self) -> bool:
@@ -83,8 +83,6 @@ class Ending:
         self._owned.marks.update(header["marks"])
         self._owned.born = 0
         self._leftovers = header.get("folders", [])
-        for folder in header.get("folders", []):
-            self.take_over(None, run_owner.read_keepers(folder))
 
     def stop(self, header: dict[str, Any], _: bytes) -> None:
         """Serve a STOP."""

@@ -16,7 +16,7 @@ from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
 from launcher.node.lease import Lease
 from launcher.node.loop import Loop
-from launcher.node.processes import proc, run_owner, workers
+from launcher.node.processes import proc, run_folders, workers
 from launcher.node.processes.handover_log import HandoverLog
 from launcher.node.processes.rank_start import RankStart
 from launcher.node.processes.ranks import Ranks
@@ -184,9 +184,8 @@ class Supervisor:
         own = proc.read_process(os.getpid())
         if own is not None and lost_folder is None:
             self._owned.born = own.started
-        folder = workers.make_folder(header["run"])
+        folder = run_folders.make_folder(header["run"])
         self._ending.folder, self._ending.stop_timeout_s = folder, header["stop_timeout_s"]
-        run_owner.sign(folder, self._keepers)
         files = os.path.join(folder, workers.FILES)
         os.mkdir(files, 0o700)
         self._handover_log.note(mark=header["mark"], folder=folder, stop_timeout_s=header["stop_timeout_s"])

@@ -1,7 +1,8 @@
-"""What the files of the kernel and the system say of this machine: its id, namespaces and mounts."""
+"""What the kernel and the system say of this machine: its id, namespaces, mounts and locks."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 
@@ -66,6 +67,40 @@ def pid_namespace(pid: int | str = "self") -> str | None:
 def is_in_container() -> bool:
     """Tell whether the kernel and its drivers number processes differently than /proc does here."""
     return pid_namespace() != FIRST_PID_NAMESPACE
+
+
+def hold_lock(path: str, kind: int) -> None:
+    """Hold the lock of a file or directory as long as this process lives; what it starts doesn't hold it.
+
+    kind: `fcntl.LOCK_SH` where several hold it, else `fcntl.LOCK_EX`. systemd-tmpfiles passes over a directory that is
+    locked (https://systemd.io/TEMPORARY_DIRECTORIES); from /tmp it would remove one that is ten days old.
+    """
+    try:
+        fcntl.flock(os.open(path, os.O_RDONLY), kind | fcntl.LOCK_NB)  # never closed
+    except OSError:
+        pass  # a file system without locks
+
+
+def is_locked(path: str) -> bool | None:
+    """Tell whether a process holds the lock of a file or directory alone; None: that is unknown, as without locks.
+
+    This asks with a shared one, so that several may ask at once.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return False
 
 
 def is_remote(path: str) -> bool:

@@ -31,10 +31,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
+from launcher.clock import boot_id
 from launcher.errors import LauncherError, UsageError
 from launcher.forms import FormError, SentAs, Within, load_json, reader_of
 from launcher.hosts.host import Host
-from launcher.node.processes import run_owner
+from launcher.node import system
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
@@ -551,7 +552,11 @@ def _measure(folder: Path) -> int:
 
 def _describe_machine() -> dict[str, str]:
     """Return what a controller's entry has of its machine; a value is empty where the system has none."""
-    return {name: value or "" for name, value in run_owner.describe_machine().items()}
+    found = {
+        "host": os.uname().nodename, "machine_id": system.machine_id(), "boot_id": boot_id(),
+        "pid_namespace": system.pid_namespace(),
+    }  # fmt: skip
+    return {name: value or "" for name, value in found.items()}
 
 
 def _find_stop_signal() -> int:
@@ -571,7 +576,7 @@ def _read_any(place: Path) -> ListedRun | RemoteRun | None:
 
 def _read_listed(place: Path) -> ListedRun | None:
     # Before its end is read, which is written before the lock is released.
-    is_locked = run_owner.is_locked(str(place / LOCK), is_shared=False)
+    is_locked = system.is_locked(str(place / LOCK))
     said = _read_json(place / CONTROLLER)
     controller: Controller | None = _as_form(Controller, said)
     if controller is None:  # it is being made, or is none of ours

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S
-from machines.processes import is_alive, read_parent, read_state
+from machines.processes import is_alive, read_parent
 from node_process import IGNORES, WAITS, Message, Node, Nodes, find_marked, shell, wait_until
 
 from launcher.node import messages
@@ -108,27 +108,6 @@ def test_what_dead_keepers_left_is_found_and_ended(nodes: Nodes, any_python: str
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         end_of(lost)
-
-
-def test_a_run_whose_helpers_are_all_suspended_is_found_and_ended(nodes: Nodes) -> None:
-    lost = nodes.start(mark="20261120-091233.ab12.0")
-    lost.prepare()
-    lost.start_ready(shell(IGNORES))
-    keepers = [read_parent(lost.pid_of(0)), lost.supervisor, lost.guardian.pid]
-    for pid in keepers[:2]:
-        os.kill(pid, signal.SIGSTOP)
-    _, runs = found_by(nodes, of=lost.mark)
-    assert {run["is_owned"] for run in runs} == {True}, "its guardian would end it"
-    os.kill(lost.guardian.pid, signal.SIGSTOP)
-    wait_until(lambda: read_state(lost.guardian.pid) == "T")
-    cleaner, runs = found_by(nodes, of=lost.mark, env={"TMPDIR": str(lost.tmpdir)})
-    assert {run["is_owned"] for run in runs} == {False}
-    folders = [folder["path"] for folder in cleaner.wait_for(messages.FACTS)["checks"]["folders"]]
-    assert str(lost.folder) in folders
-    cleaner.send(messages.ADOPT, marks=[lost.mark], folders=[str(lost.folder)])
-    assert cleaner.stop() == []
-    wait_until(lambda: not any(map(is_alive, [*keepers, *lost.told_pids])))
-    assert not lost.folder.exists()
 
 
 def test_only_what_was_adopted_is_ended(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

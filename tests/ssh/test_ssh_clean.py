@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 from launching import Launch
+from machines.lost_runs import lose_run
 from ssh_hosts import SshHosts
-
-from launcher.node.processes import run_owner
-
-NAME = "launch-20261120-091233-ab12cd34"
 
 
 def test_directories_of_a_run_on_hosts_that_lost_power(launch: Launch, hosts: SshHosts) -> None:
-    first, second = (hosts[name].tmpdir / NAME for name in ("node1", "node2"))
-    for folder in (first, second):
-        (folder / "files").mkdir(parents=True)
-        folder.chmod(0o700)
-        run_owner.sign(str(folder), [])
-        note = json.loads((folder / "owner").read_text())
-        (folder / "owner").write_text(json.dumps({**note, "boot_id": "of before"}))
+    first, second = (lose_run(hosts[name].tmpdir, "lost-power") for name in ("node1", "node2"))
     (first / "files" / "nccl_trace_rank_0").touch()
     found = [
-        f"  node1: leftover directory: {hosts['node1'].tmpdir}/launch-RUN-ab12cd34 (1 file of its ranks)",
-        f"  node2: leftover directory: {hosts['node2'].tmpdir}/launch-RUN-ab12cd34",
+        f"  node1: leftover directory: {first} (1 file of its ranks)",
+        f"  node2: leftover directory: {second}",
     ]
     words = ("clean", *launch.hosts_words)
     asked = launch.run_command(*words, "--dry-run")

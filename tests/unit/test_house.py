@@ -52,7 +52,7 @@ OF_NODE = {
     "controller": ("facts.network", "processes.proc"),
     "sync": ("code.folders", "code.listing", "code.store"),
     "commands": ("file_sender",),
-    "runs": ("agents.notice", "facts.machine", "own_folders", "processes.run_owner"),
+    "runs": ("agents.notice", "facts.machine", "own_folders", "system"),
     "collectives": ("nvml", "processes.numa"),
 }
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}

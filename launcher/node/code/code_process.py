@@ -18,7 +18,7 @@ import socket
 import zlib
 from typing import Any, Callable, Dict, Iterator, Mapping, NoReturn
 
-from launcher.node import kept_archives, messages
+from launcher.node import kept_archives, messages, system
 from launcher.node.code import folders, listing, proof
 from launcher.node.code.folders import LOCK, Folder
 from launcher.node.code.listing import Entry
@@ -360,7 +360,7 @@ class CodeProcess:
         if answer["type"] == messages.PLACED and not answer["wrong"]:
             self.root = answer["path"]
             for path in (os.path.dirname(self.root), os.path.join(os.path.dirname(self.root), LOCK)):
-                workers.hold_lock(path)  # that of the directory is for systemd-tmpfiles
+                system.hold_lock(path, fcntl.LOCK_SH)  # that of the directory is for systemd-tmpfiles
         self._end()
         if self.root:
             self._on_placed(self.root)

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from launcher.node import system
-from launcher.node.processes import proc, run_folders, run_owner, workers
+from launcher.node.processes import proc, run_folders
 
 _LOADER = b'"~launch '  # part of the command line of every program that launch sends
 _MARK = re.compile(r"([^.]+\.[0-9a-f]+)(?:\.|$)")
@@ -65,21 +65,15 @@ def _has_folder(pid: int, mark: str) -> bool:
     if os.path.basename(folder).rpartition("-")[0] != "launch-" + mark.partition(".")[0]:
         return False
     # Look through /proc/PID/root too: a Slurm job may have a /tmp of its own.
-    return any(map(_is_own_folder, ("/proc/%d/root%s" % (pid, folder), folder)))
+    return any(map(run_folders.is_own, ("/proc/%d/root%s" % (pid, folder), folder)))
 
 
 def _has_keeper(process: proc.Process, everything: dict[int, proc.Process]) -> bool:
-    """Tell whether a guardian or supervisor that isn't suspended is among the ancestors of a process."""
+    """Tell whether a guardian or supervisor is among the ancestors of a process."""
     seen = set()
     while process.ppid in everything and process.ppid not in seen:
         process = everything[process.ppid]
         seen.add(process.pid)
-        if process.state not in proc.SUSPENDED and _LOADER in proc.read_command_line(process.pid):
+        if _LOADER in proc.read_command_line(process.pid):
             return True
     return False
-
-
-def _is_own_folder(path: str) -> bool:
-    """Tell whether a path is a run's directory of this user: not a link, and with the entries that each one has."""
-    inside = (workers.FILES, run_owner.OWNER)
-    return run_folders.is_own(path) and any(os.path.lexists(os.path.join(path, name)) for name in inside)

@@ -15,7 +15,6 @@ MARK = "LAUNCH_MARK"
 SLURM_JOB = "LAUNCH_SLURM_JOB"  # the Slurm job that the run itself is in; empty outside Slurm
 FILES = "LAUNCH_FILES"  # a directory below the run's own on this machine
 _SLURM_S_OWN = "SLURM_JOB_ID"
-SUSPENDED = "Tt"  # by SIGSTOP, or a debugger
 GONE = "ZX"  # a zombie holds no memory and no GPU; it only waits to be reaped
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/kfd")  # one of them is open in each process that uses a GPU
 # What a program that uses a GPU has open: of NVIDIA, of AMD, in WSL, on a Jetson.

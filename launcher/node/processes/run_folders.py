@@ -1,19 +1,46 @@
-"""Find and remove the directories of runs that are over, if no process was left to remove them.
+"""The private directory of a run on this node: made by its supervisor, and found if no process was left to remove it.
 
-Only a directory that a supervisor made for a run of this user is ever found or removed, in any place that `make_folder`
-may use. It is recognized by its name, by being writable for this user only, and by the note in it (`run_owner`). A name
-alone proves nothing: a user may have a `launch-results-20241224`.
+The directory stays behind if the machine loses power, or if all of a run's keepers are killed. Two signs tell that its
+run is over: no process holds its lock, which the supervisor has as long as it lives, and none here has the run's mark.
+Both hold for this kernel alone, in whatever container, and the directory may be on a disk that several machines share.
+So its name has a hash of this machine and of the place where it is. A copy elsewhere, or what a user has called
+`launch-results-20241224`, is none of ours, either.
+
+Machines with the same host name and machine id (or none) would take each other's directories for theirs: if they share
+a disk for these, give them different names, or a TMPDIR each. On a file system without locks, a directory is never
+known to be over.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import re
 import stat
 from typing import Any
 
-from launcher.node.processes import proc, run_owner, workers
+from launcher.node import own_folders, system
+from launcher.node.processes import proc, workers
 
-_TOKEN_LENGTH = 8  # at the end of the name
+
+def make_folder(name: str) -> str:
+    """Make a run's directory in the first place that allows it, and where nobody else could replace it.
+
+    It is locked before it has the directory for the ranks' files, without which nobody takes it for one that is over.
+    """
+    error = OSError("no place for the run's directory")
+    for base in _places():
+        path = os.path.join(base, "launch-%s-%s%s" % (name, _hash_place(base), os.urandom(4).hex()))
+        try:
+            own_folders.refuse_others(os.path.dirname(path))
+            os.mkdir(path, 0o700)
+        except OSError as reason:
+            error = reason
+        else:
+            system.hold_lock(path, fcntl.LOCK_EX)
+            return path
+    raise error
 
 
 def find_folders(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -22,31 +49,27 @@ def find_folders(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     runs: what `leftovers.find_runs` has found; a run of which only leftover processes live counts as over, since these
     are stopped first.
     """
-    candidates = [path for path in _list_folders() if run_owner.has_ended(path)]
+    candidates = _list_folders()
     if not candidates:
         return []
     left = {_run_of_mark(run["mark"]) for run in runs if not run["is_owned"]}
     alive = _living_runs() - left.difference(_run_of_mark(run["mark"]) for run in runs if run["is_owned"])
     return [
-        {"path": path, "run": _run_of_folder(path), "files": _count_files(path)}
-        for path in candidates
-        if _run_of_folder(path) not in alive
+        {"path": path, "run": run, "files": len(os.listdir(os.path.join(path, workers.FILES)))}
+        for path, run in candidates.items()
+        if run not in alive
     ]
 
 
 def remove_folders(paths: list[str]) -> list[list[str]]:
     """Remove those of these directories whose runs are over; return those that remain, each with the reason."""
-    there = set(_list_folders())
-    alive = _living_runs()
+    over, alive = _list_folders(), _living_runs()
     kept = []
     for path in paths:
-        if path not in there:
-            continue  # it has been removed meanwhile
-        if _run_of_folder(path) in alive or not run_owner.has_ended(path):
-            kept.append([path, "its run is still active"])
-            continue
-        reason = workers.remove_folder(path)
-        if reason is not None and os.path.lexists(path):
+        reason = "its run is still active"
+        if path in over and over[path] not in alive:
+            reason = workers.remove_folder(path) or ""
+        if reason and os.path.lexists(path):
             kept.append([path, reason])
     return kept
 
@@ -54,7 +77,7 @@ def remove_folders(paths: list[str]) -> list[list[str]]:
 def is_own(path: str) -> bool:
     """Tell whether a path is a directory of this user, and not a link to one, in which no other user may write.
 
-    Another could have written the note there: launch's directories are private.
+    Another could have put anything there: launch's directories are private.
     """
     try:
         found = os.lstat(path)
@@ -64,24 +87,32 @@ def is_own(path: str) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and is_private
 
 
-def _list_folders() -> list[str]:
-    """Return the paths of all private directories of this user on this node that have the name of a run's directory."""
-    found: list[str] = []
-    for base in dict.fromkeys(map(os.path.realpath, workers.folder_places())):
+def _places() -> list[str]:
+    """Return the directories in which to try to make a run's directory, in order."""
+    return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")) if place]
+
+
+def _hash_place(base: str) -> str:
+    """Return what the name of each run's directory in this place has, on this machine: containers may share a name."""
+    place = os.uname().nodename, system.machine_id(), os.path.realpath(base)
+    return hashlib.sha256(repr(place).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+
+
+def _list_folders() -> dict[str, str]:
+    """Return the runs of all directories that supervisors of this user and machine have made, and none holds now."""
+    found: dict[str, str] = {}
+    for base in dict.fromkeys(map(os.path.realpath, _places())):
         try:
-            names = os.listdir(base)
+            names = sorted(os.listdir(base))
         except OSError:
             continue
-        paths = [os.path.join(base, name) for name in sorted(names) if _run_of_folder(name)]
-        found += filter(is_own, paths)
+        ours = re.compile("launch-(.+)-%s[0-9a-f]{8}" % _hash_place(base))
+        for match in filter(None, map(ours.fullmatch, names)):
+            path = os.path.join(base, match.group())
+            is_made = is_own(path) and os.path.isdir(os.path.join(path, workers.FILES))
+            if is_made and system.is_locked(path) is False:
+                found[path] = match.group(1)
     return found
-
-
-def _run_of_folder(path: str) -> str:
-    """Return RUN of a path `.../launch-RUN-TOKEN`, or "" if it has another name."""
-    start, _, token = os.path.basename(path).rpartition("-")
-    is_token = len(token) == _TOKEN_LENGTH and not token.strip("0123456789abcdef")
-    return start[len("launch-") :] if is_token and start.startswith("launch-") else ""
 
 
 def _living_runs() -> set[str]:
@@ -91,10 +122,3 @@ def _living_runs() -> set[str]:
 
 def _run_of_mark(mark: str) -> str:
     return mark.partition(".")[0]
-
-
-def _count_files(folder: str) -> int:
-    try:
-        return len(os.listdir(os.path.join(folder, workers.FILES)))
-    except OSError:
-        return 0

@@ -1,7 +1,8 @@
-"""How processes are started on this node, how their output and exit status are read, and the run's own directory.
+"""How processes are started on this node, and how their output, exit status and files are read.
 
-Each rank writes to two named pipes in that directory, which its starter opens for it. So its output arrives unchanged,
-per rank and stream, and doesn't pass through torchrun, whose `--tee` rewrites carriage returns and mixes ranks.
+Each rank writes to two named pipes in the run's directory, which its starter opens for it. So its output arrives
+unchanged, per rank and stream, and doesn't pass through torchrun, whose `--tee` rewrites carriage returns and mixes
+ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import struct
 from typing import Any, Sequence, Set
 
-from launcher.node import messages, own_folders, system
+from launcher.node import messages, system
 from launcher.node.processes import proc
 
 STDOUT, STDERR = 1, 2
@@ -210,30 +211,6 @@ def complain(text: str) -> None:
         pass
 
 
-def folder_places() -> list[str]:
-    """Return the directories in which to try to make a run's directory, in order."""
-    return [place for place in (os.environ.get("TMPDIR"), "/tmp", "/dev/shm", os.path.expanduser("~")) if place]
-
-
-def make_folder(name: str) -> str:
-    """Make the run's private directory in the first place that allows it, and where nobody else could replace it.
-
-    It stays locked while this process lives.
-    """
-    error = OSError("no place for the run's directory")
-    for base in folder_places():
-        path = os.path.join(base, "launch-%s-%s" % (name, os.urandom(4).hex()))
-        try:
-            own_folders.refuse_others(os.path.dirname(path))
-            os.mkdir(path, 0o700)
-        except OSError as reason:
-            error = reason
-        else:
-            hold_lock(path)  # else systemd-tmpfiles removes it from /tmp when it is ten days old
-            return path
-    raise error
-
-
 def drop_descriptors(*kept: int) -> None:
     """Close all descriptors of this fork but these: the connection to the launcher must be able to end without it."""
     null = os.open(os.devnull, os.O_RDWR)
@@ -244,17 +221,6 @@ def drop_descriptors(*kept: int) -> None:
             os.close(fd)
         except OSError:  # that of the directory itself
             pass
-
-
-def hold_lock(path: str) -> None:
-    """Share the lock of a file or directory as long as this process lives; its children don't hold it.
-
-    For the directory of a run, see https://systemd.io/TEMPORARY_DIRECTORIES.
-    """
-    try:
-        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)  # never closed
-    except OSError:
-        pass  # a file system without locks
 
 
 def read_files(folder: str) -> tuple[list[tuple[str, bytes]], list[tuple[str, str]]]:
