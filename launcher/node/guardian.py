@@ -12,6 +12,7 @@ Do not assume that the supervisor's notes are complete: it may have died before 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import traceback
@@ -19,7 +20,6 @@ from typing import Any, NoReturn
 
 from launcher.node import messages
 from launcher.node.processes import proc, stop_steps, workers
-from launcher.node.processes.handover_log import read_notes
 from launcher.node.processes.run_processes import RunProcesses, become_subreaper, read_children
 from launcher.node.supervisor import Supervisor
 
@@ -55,7 +55,7 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     status = _wait_for(pid)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
         os._exit(0)
-    _clean_up(nonce, read_notes(handover_read), status, strangers)
+    _clean_up(nonce, _read_notes(handover_read), status, strangers)
     os._exit(1)
 
 
@@ -97,6 +97,32 @@ def _wait_for(supervisor: int) -> int:
         _, status = os.waitpid(ended.si_pid, 0)
         if ended.si_pid == supervisor:
             return status
+
+
+def _read_notes(fd: int) -> dict[str, Any]:
+    """Return the supervisor's notes: `processes`, and `mark`, `folder` and `stop_timeout_s` if PREPARE was served.
+
+    `folder` is None once it is removed, while a claim waits for what becomes of it.
+    `sampler` is the process id and the start time of what reads the GPUs.
+    """
+    os.set_blocking(fd, False)
+    text = b""
+    while True:
+        try:
+            data = os.read(fd, 1 << 16)
+        except OSError:
+            break
+        if not data:
+            break
+        text += data
+    handover_log: dict[str, Any] = {"processes": []}
+    for line in text.splitlines():
+        entry = json.loads(line.decode())
+        if "pid" in entry:
+            handover_log["processes"].append(entry)
+        else:
+            handover_log.update(entry)
+    return handover_log
 
 
 def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: dict[int, int]) -> None:

@@ -17,9 +17,8 @@ from launcher.node.facts.responder import Responder
 from launcher.node.lease import Lease
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, run_folders, workers
-from launcher.node.processes.handover_log import HandoverLog
 from launcher.node.processes.rank_start import RankStart
-from launcher.node.processes.ranks import Ranks
+from launcher.node.processes.ranks import HandoverLog, Ranks
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.send_queue import SendQueue
 

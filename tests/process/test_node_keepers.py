@@ -192,13 +192,6 @@ def test_what_has_lost_its_mark_is_ended(nodes: Nodes, tmp_path: Path, start: St
 
 
 @any_program
-def test_a_suspended_rank_may_save(nodes: Nodes, tmp_path: Path, start: Start) -> None:
-    node = start(nodes, tmp_path, SAVES, 1, NEVER_S)
-    os.kill(node.pid_of(0), signal.SIGSTOP)
-    check_saves(node, tmp_path, "guardian")
-
-
-@any_program
 def test_what_a_rank_has_started_may_save_as_long(nodes: Nodes, tmp_path: Path, start: Start) -> None:
     check_saves(start(nodes, tmp_path, STARTS_TRAINER, 1, NEVER_S), tmp_path, "guardian")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from machines.patience import DEADLINE_S
-from machines.processes import is_alive
 from node_process import STDERR, STDOUT, WAITS, Node, Nodes, python, shell, wait_until
 
 from launcher.node import messages
@@ -224,9 +223,3 @@ def test_a_rank_has_its_own_session_and_no_file_of_ours(node: Node) -> None:
         stdin, stdout, stderr = [str((files / name).readlink()) for name in ("0", "1", "2")]
         assert stdin == os.devnull
         assert stdout != stderr
-
-
-def test_ranks_that_a_terminal_s_keys_can_t_reach(node: Node) -> None:
-    node.start_ready(shell(WAITS))
-    assert os.getpgid(node.pid_of(0)) != os.getpgid(node.guardian.pid) != os.getpgid(0)
-    assert is_alive(node.pid_of(0))

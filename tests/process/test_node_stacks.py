@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 import textwrap
@@ -285,23 +284,3 @@ def test_a_file_that_a_rank_has_filled_is_read_in_part(tmp_path: Path) -> None:
         file.truncate(5 * MIB)
     assert len(stacks.read_from(str(path), 0)) == messages.MAX_STACK_BYTES
     assert len(stacks.read_from(str(path), 5 * MIB - 7)) == 7
-
-
-# ---- a machine on which something has run out -----------------------------------------------------------------------
-
-
-def leave_one_descriptor(pid: int) -> None:
-    """Let a process open one file at a time, and no pipe."""
-    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
-    free = next(number for number in range(len(used) + 1) if number not in used)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-
-def test_where_descriptors_have_run_out_the_run_goes_on(node: Node, python: str) -> None:
-    node.start_ready(program(python, HANGS), with_stacks=True)
-    leave_one_descriptor(node.supervisor)
-    for number in (1, 2):
-        (answer,) = ask(node, number)
-        assert (answer["pid"], answer["reason"]) == (node.pid_of(0), "it can't be inspected")
-    assert is_alive(node.pid_of(0))
-    assert not node.find(messages.FAILED)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -229,21 +228,3 @@ def test_what_a_login_started_is_left_alone(nodes: Nodes, tmp_path: Path, is_sup
     finally:
         for pid in jobs:
             os.kill(pid, signal.SIGKILL)
-
-
-def test_the_directory_goes_before_who_has_started_ranks_that_are_gone() -> None:
-    """As the guardian finds it: whoever is killed in between must leave somebody who removes it."""
-    code = """
-        import os, signal, subprocess
-        from launcher.node.processes import proc, stop_steps
-        from launcher.node.processes.run_processes import RunProcesses
-        signal.signal(proc.HOLD, signal.SIG_IGN)  # inherited: a real starter lives on as well
-        starter = subprocess.Popen(["sleep", "300"], start_new_session=True)
-        owned = RunProcesses("mark", [os.getpid()])
-        owned.starter = proc.read_process(starter.pid)
-        owned.has_started = True
-        steps = stop_steps.stop_run(owned, 0.0, lambda: print(proc.is_alive(owned.starter)))
-        print(stop_steps.take_steps(steps, lambda: None))
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("True\n[]\n", "")

@@ -59,17 +59,8 @@ def read_stat(pid: int) -> str | None:
 
 
 def _read_file(pid: int, name: str) -> bytes:
-    """Return a file of /proc/PID; open() makes twice as many system calls, and a look at all processes is many."""
-    fd = os.open("/proc/%d/%s" % (pid, name), os.O_RDONLY)
-    try:
-        content = b""
-        while True:
-            piece = os.read(fd, 1 << 13)
-            content += piece
-            if not piece:
-                return content
-    finally:
-        os.close(fd)
+    with open("/proc/%d/%s" % (pid, name), "rb", 0) as file:
+        return file.read()
 
 
 def parse_stat(text: str) -> Process:

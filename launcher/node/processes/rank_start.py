@@ -10,11 +10,12 @@ from launcher.node import messages
 from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
 from launcher.node.loop import Loop
-from launcher.node.processes import numa, stacks, starter
+from launcher.node.processes import lent_code, numa, stacks, starter
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.processes.starter import Starter
 from launcher.node.processes.warm import WarmPython
+from launcher.node.programs.entry import STACKS
 from launcher.node.send_queue import SendQueue
 
 
@@ -69,7 +70,8 @@ class RankStart:
                 file.write(payload)
         self._enter_code(header)
         if header.get("with_stacks"):
-            self._stacks_folder = stacks.arm(self._ending.folder, self.env)
+            self._stacks_folder = lent_code.make_folder(self._ending.folder, STACKS)
+            self.env = lent_code.put_first(self._stacks_folder, self.env)
         if any(gpu is not None for gpu in header.get("near_gpus") or ()):
             self._ranks.bind = numa.Binding(header["near_gpus"], self._responder.gpus).bind
         if not header.get("processes"):

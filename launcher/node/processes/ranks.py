@@ -1,4 +1,7 @@
-"""The ranks on this node, whatever starts them; the launcher is told at once when one starts or exits."""
+"""The ranks on this node, whatever starts them; the launcher is told at once when one starts or exits.
+
+What the guardian needs if the supervisor dies is noted for it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,26 @@ from typing import Any, Callable, Iterable
 from launcher.node import messages
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, starter, workers
-from launcher.node.processes.handover_log import HandoverLog
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.send_queue import SendQueue
 from launcher.node.system import read_rows
 
 _FORGET_KILLS_S = 15.0
+
+
+class HandoverLog:
+    """The writing end of a pipe that the guardian reads after the supervisor's death; if it is full, notes are lost."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        os.set_blocking(fd, False)
+
+    def note(self, **entry: object) -> None:
+        """Write one entry, a line of JSON, without waiting."""
+        try:
+            os.write(self._fd, json.dumps(entry).encode() + b"\n")
+        except OSError:
+            pass  # the guardian is dead, which the supervisor is about to notice
 
 
 class Ranks:

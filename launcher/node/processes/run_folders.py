@@ -3,8 +3,8 @@
 The directory stays behind if the machine loses power, or if all of a run's keepers are killed. Two signs tell that its
 run is over: no process holds its lock, which the supervisor has as long as it lives, and none here has the run's mark.
 Both hold for this kernel alone, in whatever container, and the directory may be on a disk that several machines share.
-So its name has a hash of this machine and of the place where it is. A copy elsewhere, or what a user has called
-`launch-results-20241224`, is none of ours, either.
+So its name has a hash of this machine and of the place where it is. A copy elsewhere, and what a user has called
+`launch-results-20241224`, has another name.
 
 Machines with the same host name and machine id (or none) would take each other's directories for theirs: if they share
 a disk for these, give them different names, or a TMPDIR each. On a file system without locks, a directory is never

@@ -1,8 +1,8 @@
 """The Python stacks of the ranks, which they write themselves, with `faulthandler`, unless --no-stacks was given.
 
-`arm` puts a sitecustomize.py (launcher.node.programs.entry) first on the PYTHONPATH of the ranks. In each Python, it
-opens an unnamed file, in memory if possible, and registers a handler, written in C, that appends the stacks of all
-threads to that file at every `SIGNAL`. So even a long run leaves no files behind.
+A sitecustomize.py (launcher.node.programs.entry) is first on the PYTHONPATH of the ranks. In each Python, it opens an
+unnamed file, in memory if possible, and registers a handler, written in C, that appends the stacks of all threads to
+that file at every `SIGNAL`. So even a long run leaves no files behind.
 
 A dump never ends or suspends a rank. The signal kills a process without this handler, so it goes only to one that has
 such a file open and catches the signal; a program may change either at any time. Like any signal, it may interrupt a C
@@ -19,8 +19,8 @@ from typing import Any
 
 from launcher.node import messages
 from launcher.node.loop import Loop
-from launcher.node.processes import lent_code, proc
-from launcher.node.programs.entry import MEMORY, SIGNAL, STACKS
+from launcher.node.processes import proc
+from launcher.node.programs.entry import MEMORY, SIGNAL
 from launcher.node.send_queue import SendQueue
 from launcher.node.system import read_text
 
@@ -35,22 +35,12 @@ class NoStackError(Exception):
     """There is no stack, for a reason that the text tells."""
 
 
-def arm(run_folder: str, env: dict[str, str]) -> str:
-    """Change PYTHONPATH in `env` so that every Python started with it can write its stack; keep its other entries.
-
-    Return the directory that was made for this.
-    """
-    folder = lent_code.make_folder(run_folder, STACKS)
-    env.update(lent_code.put_first(folder, env))
-    return folder
-
-
 def send_stacks(
     loop: Loop, send_queue: SendQueue, number: int, ranks: dict[int, proc.Process], armed_folder: str | None
 ) -> None:
     """Answer a STACKS with one STACK for each running rank.
 
-    armed_folder: what `arm` returned; None: the ranks can't write their stacks.
+    armed_folder: where that sitecustomize is; None: the ranks can't write their stacks.
     """
     for local_rank, process in ranks.items():
         if proc.is_alive(process):

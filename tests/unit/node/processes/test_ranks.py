@@ -15,8 +15,7 @@ import pytest
 from launcher.node import messages
 from launcher.node.loop import Loop
 from launcher.node.processes import proc, workers
-from launcher.node.processes.handover_log import HandoverLog
-from launcher.node.processes.ranks import Ranks
+from launcher.node.processes.ranks import HandoverLog, Ranks
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.processes.starter import REPORTS
 
