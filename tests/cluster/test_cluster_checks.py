@@ -265,3 +265,15 @@ def test_left_overs_are_ended_and_a_run_beside_them_goes_on(launch: Launch, clus
 
 def without_pids(lines: list[str]) -> list[str]:
     return [re.sub(r"\bpid \d+, \d+", "pid N, N", re.sub(r"\d+ \((?=s)", "N (", line)) for line in lines]
+
+
+def test_a_host_that_can_not_be_asked_is_no_clean_one(launch: Launch, cluster: Cluster) -> None:
+    """The others are checked and cleaned nevertheless."""
+    cluster["node2"].block(22, is_silent=False)
+    done = launch.clean(hosts="node[2-3]")
+    assert done.exit_code == 69
+    assert done.words[:2] == ["launch: nothing is left behind on 1 host", "launch: 1 host can't be used:"]
+    done = launch.check(*ON_CPUS, hosts="node[2-3]")
+    assert (done.exit_code, done.stderr, done.table[0]) == (69, "", "1 of 2 hosts responded (N s)")
+    assert done.table[1].startswith("  on all  CPUs")
+    assert done.table[2].startswith("! node2   no route to ")
