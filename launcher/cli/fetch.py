@@ -30,8 +30,7 @@ from launcher.commands.fetch import Wish, fetch_files, refuse_pattern
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
 from launcher.escapes import listed_names
 from launcher.hosts.ranges import shown
-from launcher.private_files import open_private
-from launcher.runs.run_list import LISTING, PATCH, ListedRun, RemoteRun, RunList
+from launcher.runs.run_list import LISTING, ListedRun, RemoteRun, RunList
 from launcher.session.settings import loader_pythons
 from launcher.transports.base import TransportError
 from launcher.wording import count, size
@@ -198,7 +197,7 @@ def _copy(
 
 
 def _fetch_code(run_id: str, folder: Path) -> int:
-    """Write the files that a run sent to a new directory, or the patch against its commit; return the exit code."""
+    """Write the files that a run sent to a new directory, or say which commit it ran; return the exit code."""
     runs = RunList.of_user(os.environ)
     listing = runs.read_kept(run_id, LISTING)
     if listing is not None:
@@ -207,17 +206,10 @@ def _fetch_code(run_id: str, folder: Path) -> int:
     if version is None:
         text = f"the code of run {run_id} isn't kept on this machine"
         raise UsageError(text, "run launch fetch --code where it was started; it keeps what --sync sends or git has")
-    commit, patch, directory = version.commit, runs.read_kept(run_id, PATCH), read_origin(runs, run_id)["directory"]
-    tell(f"launch: run {run_id} ran commit {commit}{'' if patch is None else ', with changes'}; to get it back:")
-    print(f"  git -C {shlex.quote(directory)} worktree add {shlex.quote(str(folder.absolute()))} {commit}")
-    if patch is None:
-        return 0
-    path = Path(f"{run_id}.patch").absolute()
-    _write(path, patch)
-    print(f"  git -C {shlex.quote(str(folder.absolute()))} apply {shlex.quote(str(path))}")
-    for line in patch.split(b"diff --git ", 1)[0].decode("utf-8", "replace").splitlines():
-        if line.startswith("# missing: "):
-            tell(f"launch: not in the patch: {line.removeprefix('# missing: ')}")
+    changes = "" if version.dirty is False else ", with changes that aren't kept"  # None: there may have been some
+    tell(f"launch: run {run_id} ran commit {version.commit}{changes}; to get it back:")
+    directory = shlex.quote(read_origin(runs, run_id)["directory"])
+    print(f"  git -C {directory} worktree add {shlex.quote(str(folder.absolute()))} {version.commit}")
     return 0
 
 
@@ -235,15 +227,3 @@ def _copy_tree(run_id: str, listing: bytes, folder: Path) -> int:
     if lacking:
         tell(f"launch: not kept any more: {listed_names(lacking)}")
     return EXIT_FAILED if lacking else 0
-
-
-def _write(path: Path, patch: bytes) -> None:
-    try:
-        if path.is_file() and path.read_bytes() == patch:
-            return
-        with open(path, "xb", opener=open_private) as file:
-            file.write(patch)
-    except FileExistsError:
-        raise UsageError(f"{path} exists", "move it away, or go to another directory") from None
-    except OSError as error:
-        raise LauncherError(f"can't write {path}: {error.strerror}") from None

@@ -39,7 +39,6 @@ from launcher.runs.run_list import (
     ListedRun,
     RemoteRun,
     RunList,
-    Sighting,
     UnknownRunError,
     Way,
     choose_run,
@@ -96,7 +95,7 @@ def _list_there(controller: str, ssh_config: Path | None) -> list[RemoteRun]:
         raise UsageError(f"--controller names {len(ways)} hosts", "name the one that controls the run")
     with _asking(ways[0]) as launcher:
         rows = _ask_rows(launcher)
-    return [RemoteRun(row.run, ways[0], row.name, seen=Sighting(time.time(), row)) for row in rows]
+    return [RemoteRun(row.run, ways[0], row.name, row=None if row.may_live else row) for row in rows]
 
 
 def run_there(found: RemoteRun, *, is_of_a_run: bool = False) -> int:
@@ -236,11 +235,9 @@ def _asking(way: Way, run: RemoteRun | None = None) -> Iterator[RemoteLauncher]:
 def _describe_unreached(run: RemoteRun) -> str:
     """Return what this machine knows of a run whose controller host can't be reached, and what to do about it."""
     now, host = time.time(), run.way.name
-    seen = _describe_sighting(run, now)
-    if not seen and run.began_at:
-        seen = f"it was started {age(max(0.0, now - run.began_at))} ago"
+    began = f"; it was started {age(max(0.0, now - run.began_at))} ago" if run.began_at else ""
     return (
-        f"launch: only {host} knows whether run {run.id} continues{f'; {seen}' if seen else ''}\n"
+        f"launch: only {host} knows whether run {run.id} continues{began}\n"
         f"  fix: try again when {host} responds; if it has died, all hosts stop the run after --silence"
     )
 
@@ -276,15 +273,7 @@ def read_row_of(run: RemoteRun, answers: Mapping[Way, list[RunRow]], now: float)
         RunList.of_user(os.environ).note_seen(run, found)
         return _complete(run, found, now)
     why = "knows nothing of it" if run.way in answers else "doesn't answer"
-    known = "; ".join(filter(None, [why, _describe_sighting(run, now)]))
-    return _complete(run, RunRow(run=run.id, state="unknown", last_line=known), now)
-
-
-def _describe_sighting(run: RemoteRun, now: float) -> str:
-    """Return `3 h 02 min ago it was running`; empty if it was never seen to live."""
-    if run.alive is None:
-        return ""
-    return f"{age(max(0.0, now - run.alive.at))} ago it was {run.alive.row.describe()}"
+    return _complete(run, RunRow(run=run.id, state="unknown", last_line=why), now)
 
 
 def _complete(run: RemoteRun, row: RunRow, now: float) -> RunRow:

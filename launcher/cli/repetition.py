@@ -244,13 +244,11 @@ def _keep_tree(runs: RunList, run_id: str, job: Job) -> None:
         runs.keep(run_id, LISTING, job.tree.listing)
 
 
-def keep_version(runs: RunList, run_id: str, version: CodeVersion, patch: bytes) -> None:
-    """Keep the commit of a run's code, and what differs from it."""
-    from launcher.runs.run_list import CODE, PATCH
+def keep_version(runs: RunList, run_id: str, version: CodeVersion) -> None:
+    """Keep the commit of a run's code, and whether it differs from that."""
+    from launcher.runs.run_list import CODE
 
     runs.keep(run_id, CODE, json.dumps(asdict(version)).encode())
-    if patch:
-        runs.keep(run_id, PATCH, patch)
 
 
 def read_version(runs: RunList, run_id: str) -> CodeVersion | None:

@@ -55,7 +55,6 @@ class NodeOutput:
         self._missing_lines = 0  # in the log, since its disk did not respond
         self.has_lines = False
         self.heard_at = 0.0  # monotonic: when a rank wrote last, be it half a line
-        self.first_heard_at: float | None = None  # wall-clock: when a rank wrote first
         self.longest_gap_s = 0.0  # between two pieces of its ranks' output
         self.has_rhythm = False  # a rank has printed so many lines that its gaps mean something
 
@@ -68,8 +67,6 @@ class NodeOutput:
                 now = time.monotonic()
                 self.longest_gap_s = max(self.longest_gap_s, now - self.heard_at if self.heard_at else 0.0)
                 self.heard_at = now
-                if self.first_heard_at is None:
-                    self.first_heard_at = self._clock()
             lines = self._streams.get((local_rank, stream))
             if lines is None:
                 bars = self._bars if local_rank is not None else None

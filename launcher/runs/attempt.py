@@ -7,9 +7,8 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import pairwise
 
 from launcher.clock import iso_time, utc_offset, wall_clock
 from launcher.diagnosis.cause import SETTLE_S, Cause
@@ -41,12 +40,12 @@ from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge, find_lost_host_wait
 from launcher.runs.plan_record import as_record, describe_code, host_records
-from launcher.runs.result import Result, Steps
+from launcher.runs.result import Result
 from launcher.runs.run_request import ALL_RUN, RunRequest
 from launcher.runs.run_state import Activity
 from launcher.runs.samples import PERIOD_S, RunSamples
 from launcher.runs.state_keeper import StateKeeper
-from launcher.session.connection import READY, Event
+from launcher.session.connection import Event
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
@@ -120,7 +119,7 @@ class Attempt:
         self._plan: LaunchPlan | None = None
         self._samples: RunSamples | None = None  # if the run takes any
         self._began_at = wall_clock()
-        self._steps = Steps()
+        self._ranks_asked_at: float | None = None  # by time.monotonic(): the ranks are started from then on
         self._hang: HangWatch | None = None
         self._running_timer: asyncio.TimerHandle | None = None
         self._judge: Judge | None = None  # once there is a plan
@@ -158,8 +157,7 @@ class Attempt:
             warm_hosts=claimed,
             attempt=self._carried.attempts, claims=make_claim_order(self._request, self._carried, claimed),
         )  # fmt: skip
-        with session.subscribe(READY, self._note_connected):
-            inspection = await inspector.ask(has_master=not (share and share[1]))
+        inspection = await inspector.ask(has_master=not (share and share[1]))
         own, pairs = find_identity(), zip(inspection.hosts, inspection.facts, strict=True)
         self._carried.here.update(host.name for host, fact in pairs if own and fact.machine == own)
         self._say_code(inspector.delivered)
@@ -182,9 +180,6 @@ class Attempt:
                 self._state.note_odd,
             )  # fmt: skip
         self._say_plan(inspection)
-
-    def _note_connected(self, event: Event) -> None:
-        self._steps = replace(self._steps, connected_at=event.at)
 
     def _say_code(self, delivered: Delivered | None) -> None:
         """Print what was sent; in a later attempt only if something was."""
@@ -270,7 +265,7 @@ class Attempt:
         archive = trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
         number = self._carried.attempts
         self._carried.others = ()
-        self._steps = replace(self._steps, checked_at=wall_clock())
+        self._ranks_asked_at = time.monotonic()
         for index, (node, output) in enumerate(zip(self._plan.nodes, self._outputs, strict=True)):
             output.first_rank = node.first_rank
             if self._job.tree is not None and not number:
@@ -315,20 +310,15 @@ class Attempt:
         return judge.cause()
 
     def _take_started(self, event: Event) -> None:
-        """Note once all ranks run; print, for -v, how long each step of the start took."""
+        """Note once all ranks run."""
         assert self._plan is not None  # it has started them
         if [len(state.started) for state in self.session.states] != [node.nproc for node in self._plan.nodes]:
             return
         self._running_timer = asyncio.get_running_loop().call_later(ALL_RUN_S, self._note_all_running)
-        self._steps = steps = replace(self._steps, started_at=wall_clock())
         self._state.change(Activity.RUNNING)
         self._on_all_started()
         if self._samples is not None:
             self._samples.begin()
-        if self._options.is_verbose:
-            at = [self._began_at, steps.connected_at, steps.checked_at, steps.started_at]
-            seconds = [after - before for before, after in pairwise(each for each in at if each is not None)]
-            self._say(f"launch: {report.start_line(*seconds)}")
 
     def _say_cold(self, event: Event) -> None:
         if self._options.is_verbose:
@@ -421,26 +411,17 @@ class Attempt:
         code = cause.failure.exit_code if cause is not None else 0
         if cause is None and interrupted_by is not None:
             code = EXIT_SIGNAL_BASE + interrupted_by
-        steps = self._find_steps()
-        started_at, heard_at = steps.checked_at, steps.last_output_at
+        asked_at, heard_at = self._ranks_asked_at, max((output.heard_at for output in self._outputs), default=0.0)
         failed = self._judge.find_failed(cause) if cause is not None and self._judge is not None else ()
         return Result(
             code, self._seconds(), census, cause, failed, interrupted_by,
             master_port=self._plan.master_port if self._plan is not None else None,
             ranks=sum(node.nproc for node in self._plan.nodes) if self._plan is not None else 0,
             is_network=self._has_lost_network(),
-            output_s=max(0.0, heard_at - started_at) if heard_at is not None and started_at is not None else None,
+            output_s=max(0.0, heard_at - asked_at) if heard_at and asked_at is not None else None,
             has_saved=self._has_saved(),
-            steps=steps,
             lost_host_wait_s=find_lost_host_wait(self._job, self.session.states, wall_clock()),
         )  # fmt: skip
-
-    def _find_steps(self) -> Steps:
-        firsts = [output.first_heard_at for output in self._outputs if output.first_heard_at is not None]
-        if not firsts:
-            return self._steps
-        silent_s = time.monotonic() - max(output.heard_at for output in self._outputs)
-        return replace(self._steps, first_output_at=min(firsts), last_output_at=wall_clock() - silent_s)
 
     def _has_lost_network(self) -> bool:
         """Return whether this machine was suspended, or lost all other hosts at once: then none of them is to blame."""

@@ -1,4 +1,4 @@
-"""Find the commit of the user's code, and what differs from it, by asking git while the run starts.
+"""Find the commit of the user's code, and whether it differs from that, by asking git while the run starts.
 
 A repository may be large, or on a slow file system: `keep_code_version` lets the run start meanwhile, and its end waits
 a second for git at most. A run that gets a controller on a host waits for `find_version` before it starts.
@@ -23,7 +23,6 @@ from pathlib import Path
 
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
-from launcher.escapes import shown
 from launcher.job.job import Job, ProgramKind
 from launcher.output.run_folder import RunRecord
 from launcher.runs.run_json import CodeVersion
@@ -31,20 +30,12 @@ from launcher.sync.git import COMMAND
 
 ANSWER_S = 5.0
 FAREWELL_S = 1.0
-MOST_PATCH_BYTES = 10_000_000
-MOST_NAMED = 100  # files that git doesn't track
 _MOST_ANSWER_BYTES = 100_000_000
-_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
-
-Keep = Callable[[CodeVersion, bytes], object]  # takes commit and state, and the patch, which is often empty
 
 
 @contextlib.contextmanager
-def keep_code_version(job: Job, record: RunRecord | None, keep: Keep) -> Iterator[None]:
-    """Ask git while the block runs: add commit and state to run.json, if there is one, and keep what differs.
-
-    It describes the code on this machine.
-    """
+def keep_code_version(job: Job, record: RunRecord | None, keep: Callable[[CodeVersion], object]) -> Iterator[None]:
+    """Ask git about the code on this machine while the block runs; its answer goes to run.json, if any, and is kept."""
     folder, thread = find_code(job), None
     git = None if folder is None else Git(folder)
 
@@ -53,7 +44,7 @@ def keep_code_version(job: Job, record: RunRecord | None, keep: Keep) -> Iterato
         if record is not None:
             record.add({"git": version and asdict(version)})
         if version is not None:
-            keep(version, git.patch(version) if job.tree is None else b"")  # else it is kept as a tree
+            keep(version)
 
     if git is not None:
         with contextlib.suppress(LauncherError):  # without a thread, the run itself will say so, or do without
@@ -104,32 +95,14 @@ class Git:
         changed = len(lines) - untracked
         return CodeVersion(name, changed > 0, changed, untracked)  # as `git describe --dirty` has it
 
-    def patch(self, version: CodeVersion) -> bytes:
-        """Return what differs from the commit, for `git apply`; empty if nothing does.
-
-        Lines with `#` come first, and say which commit that is, and what is missing: files that git doesn't track.
-        """
-        if version.dirty is False and version.untracked_files == 0:
-            return b""
-        self._deadline = time.monotonic() + ANSWER_S
-        changes = self._ask("diff", "HEAD", *_DIFF, most_bytes=MOST_PATCH_BYTES)
-        names = self._ask("ls-files", "--others", "--exclude-standard", "--full-name", "-z", ":/")
-        missing = [shown(name) for name in os.fsdecode(names or b"").split("\0")[:-1]]
-        if len(missing) > MOST_NAMED:
-            missing = [*missing[:MOST_NAMED], "and more"]
-        if changes is None:
-            missing.insert(0, "the changes of tracked files, which are too large or too slow to read")
-        notes = [f"# differs from commit {version.commit}", *(f"# missing: {each}" for each in missing)]
-        return "".join(f"{note}\n" for note in notes).encode("utf-8", "replace") + (changes or b"")
-
     def stop(self) -> None:
         """Kill git if it has not answered, and ask no more."""
         self._is_stopped = True
         if self._process is not None and self._process.poll() is None:
             _kill(self._process)
 
-    def _ask(self, *words: str, most_bytes: int = _MOST_ANSWER_BYTES) -> bytes | None:
-        """Return what git prints; None if it fails, isn't in time, or prints more."""
+    def _ask(self, *words: str) -> bytes | None:
+        """Return what git prints; None if it fails, isn't in time, or prints very much."""
         if self._is_stopped:
             return None
         argv = [*COMMAND, "-C", str(self._folder), *words]
@@ -143,7 +116,7 @@ class Git:
             except subprocess.TimeoutExpired:
                 _kill(process)  # and not waited for: it may hang in the kernel
                 return None
-            if process.returncode == 0 and os.fstat(output.fileno()).st_size <= most_bytes:
+            if process.returncode == 0 and os.fstat(output.fileno()).st_size <= _MOST_ANSWER_BYTES:
                 output.seek(0)
                 return output.read()
         return None

@@ -108,13 +108,6 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
     return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
 
 
-def start_line(connect_s: float, check_s: float, start_s: float) -> str:
-    """Return how long the steps of a start took."""
-    seconds = [round(each, 1) for each in (connect_s, check_s, start_s)]  # so that what is shown adds up
-    connect, check, start, total = map(duration, (*seconds, sum(seconds)))
-    return f"all ranks started after {total}: {connect} to connect, {check} to check the hosts, {start} to start them"
-
-
 def finished_words(result: Result, seconds: float, failed: Sequence[Ending]) -> str:
     """Return the last line of a run that succeeded; seconds: how long it took; failed: its attempts before that."""
     ranks = f"{count(result.ranks, 'rank')} succeeded"

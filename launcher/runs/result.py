@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.clock import iso_time
@@ -12,21 +12,6 @@ if TYPE_CHECKING:  # launch ps and others of a list of runs need neither
     from launcher.diagnosis.cause import Cause
     from launcher.diagnosis.failure import Failure
     from launcher.session.node_state import Census
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """When an attempt got how far, in wall-clock seconds; None: it did not."""
-
-    connected_at: float | None = None  # to the last host
-    checked_at: float | None = None  # the hosts; the ranks are about to start
-    started_at: float | None = None  # all ranks
-    first_output_at: float | None = None  # of any rank
-    last_output_at: float | None = None
-
-    def describe(self) -> run_json.StepTimes:
-        """Return the times for run.json."""
-        return run_json.StepTimes(*(None if at is None else iso_time(at) for at in asdict(self).values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +31,6 @@ class Result:
     output_s: float | None = None  # from the start of the ranks to their last output; None: there was none
     has_saved: bool | None = None  # whether the ranks have saved a checkpoint; None: not known
     time_limit: str | None = None  # the option that has stopped it in time, `until` or `for`
-    steps: Steps = Steps()
     lost_host_wait_s: float = 0.0  # until no rank can be alive on a host that was lost; 0: all hosts have been asked
 
     def describe(self) -> run_json.Result:

@@ -436,7 +436,6 @@ class Run:
                 spares=tuple(host.name for host in self._hosts.spares),
                 master_port=None if result.master_port is None else int(result.master_port),
                 began_at=iso_time(began_at),
-                steps=result.steps.describe(),
                 ended_at=iso_time(wall_clock()),
                 outcome="succeeded" if ending is None else ending.outcome.value,
                 progress=ending is not None and ending.has_progress,

@@ -105,17 +105,6 @@ class UsedHost:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
-    """When an attempt got how far."""
-
-    connected_at: str | None = None  # when all hosts were reached; `null`, as below, if it did not get that far
-    checked_at: str | None = None  # when the checks were done and the ranks were about to start
-    started_at: str | None = None  # when all ranks ran
-    first_output_at: str | None = None  # when a rank printed something first
-    last_output_at: str | None = None  # when a rank printed something last
-
-
-@dataclass(frozen=True, slots=True)
 class RankFailure:
     """How one rank failed by itself, and not because it lost another one."""
 
@@ -199,7 +188,6 @@ class EndedAttempt:
     spares: tuple[str, ...] = ()  # the hosts that waited to take the place of another one, in their order
     master_port: int | None = None  # the port of node 0; `null` if it could not start
     began_at: str  # when its checks began
-    steps: StepTimes = StepTimes()
     ended_at: str  # when the leftover check was done
     # `succeeded`, `stopped`, `input`, `import`, `error`, `consequence`, `hang`, `host`, `network` or `disk`
     outcome: str

@@ -8,7 +8,7 @@ A run has a directory below the user's state directory, with four kinds of files
   doesn't say that.
 - `stop`, once the run is being stopped.
 - what the launch host knows: how the run was typed, its code, and in `planted.json` the way to a controller elsewhere,
-  with the row that was seen last: only that machine knows how the run is doing, until it has ended.
+  with the row of its end once that was seen: only that machine knows how the run is doing.
 
 A run's id is the name of its directory there, so no other run of this machine has it, wherever its logs are. A launch
 host takes the id in its own list before another machine controls the run under it. With a home directory that both
@@ -50,7 +50,7 @@ KEPT_BYTES = 2_000_000_000  # of all logs that a list owns
 PRUNE_S = 3600.0  # between two looks for what is to be forgotten: with 500 runs, one takes 0.2 s
 CONTROLLER, WAY, LOCK, _STOP = "controller.json", "planted.json", "lock", "stop"
 # What this machine keeps of a run that was started here: how it was typed, and its code.
-ORIGIN, CODE, LISTING, PATCH = "origin.json", "code.json", "code.listing", "code.patch"
+ORIGIN, CODE, LISTING = "origin.json", "code.json", "code.listing"
 _END_BEFORE, _SEEN_BEFORE = "end.json", "seen.json"  # of earlier versions
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 _ROOM_BYTES = 512  # for how a run ended, on a disk that is full by then
@@ -202,14 +202,6 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """What `launch ps --json` said of a run elsewhere, and when, in wall-clock seconds of this machine."""
-
-    at: Annotated[float, Within(0, 1e11)]
-    row: RunRow
-
-
-@dataclass(frozen=True, slots=True)
 class RemoteRun:
     """A run that is controlled from another machine, as its file has it."""
 
@@ -219,17 +211,7 @@ class RemoteRun:
     began_at: Annotated[float, Within(-1e11, 1e11)] = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
     # And spares; empty if it was started elsewhere. An earlier version wrote more of each as `hosts`.
     hosts: Annotated[tuple[str, ...], SentAs("host_names")] = ()
-    seen: Sighting | None = None  # the last time
-
-    @property
-    def row(self) -> RunRow | None:
-        """What `launch ps --json` says of it, if it has ended and that was seen."""
-        return self.seen.row if self.seen is not None and not self.seen.row.may_live else None
-
-    @property
-    def alive(self) -> Sighting | None:
-        """The last time that it was seen, unless it has ended."""
-        return self.seen if self.row is None else None
+    row: RunRow | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
 
     @property
     def is_alive(self) -> bool | None:
@@ -371,11 +353,11 @@ class RunList:
         replace_private(self.base / run.id / WAY, json.dumps({**asdict(run), "host_names": run.hosts}))
 
     def note_seen(self, run: RemoteRun, row: RunRow) -> None:
-        """Remember how a run elsewhere ended, or that it lives when its host won't answer; a full disk is no error."""
+        """Remember how a run elsewhere ended, if this row says so; a full disk is no error."""
         path = self.base / run.id / WAY
-        if known := _read_json(path):  # it was started here
+        if not row.may_live and (known := _read_json(path)):  # it was started here
             with contextlib.suppress(OSError):
-                replace_private(path, json.dumps({**known, "seen": asdict(Sighting(time.time(), row))}))
+                replace_private(path, json.dumps({**known, "seen": {"row": asdict(row)}}))
 
     def keep(self, run_id: str, name: str, data: bytes) -> None:
         """Keep something of a run that was started here; a disk that can't be written is no error."""
@@ -588,10 +570,12 @@ def _read_listed(place: Path) -> ListedRun | None:
 
 def _read_remote(place: Path) -> RemoteRun | None:
     known = _read_json(place / WAY)
-    found: RemoteRun | None = _as_form(RemoteRun, {**known, "id": place.name, "seen": None})
+    found: RemoteRun | None = _as_form(RemoteRun, {**known, "id": place.name, "row": None})
     if found is None:  # it is being written, or is none of ours
         return None
-    return replace(found, seen=_as_form(Sighting, known.get("seen") or _read_json(place / _SEEN_BEFORE)))
+    seen = known.get("seen") or _read_json(place / _SEEN_BEFORE)
+    row: RunRow | None = _as_form(RunRow, seen.get("row")) if isinstance(seen, dict) else None
+    return replace(found, row=None if row is None or row.may_live else row)  # earlier versions noted living ones, too
 
 
 def _as_form(form: Any, value: Any) -> Any:

@@ -86,7 +86,6 @@ class ExampleRun:
         }  # fmt: skip
 
     def _attempt(self, began_at: float, ended_at: float, outcome: str, cause: dict[str, Any] | None) -> dict[str, Any]:
-        steps = {"connected_at": 1.2, "checked_at": 3.9, "started_at": 14.0, "first_output_at": 21.5}
         lost = {
             **self._cause(),
             "rank": None,
@@ -96,8 +95,6 @@ class ExampleRun:
         }
         return {
             "hosts": self.names, "spares": ["gpu9"], "master_port": 29500, "began_at": _iso(began_at),
-            "steps": {**{name: _iso(began_at + after) for name, after in steps.items()},
-                      "last_output_at": _iso(ended_at - 20)},
             "ended_at": _iso(ended_at), "outcome": outcome, "progress": True,
             "then": "--restarts 10: 2 of 10 used" if cause is None else "the same error twice on the same rank",
             "restarts": {"used": 2, "without_progress": 1, "left": 9}, "search": None,

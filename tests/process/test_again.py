@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from machines.launches import run_launch
-from machines.repositories import make_repository
+from machines.repositories import make_repository, run_git
 
 SCRIPT = """
 echo "continues ${LAUNCH_AGAIN_OF:-nothing} in $PWD with $1 ${#API_TOKEN}"
@@ -25,7 +25,7 @@ def test_a_failed_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     root = make_repository(tmp_path / "r", "train.sh", ignore="/logs\n")
     (root / "train.sh").write_text(SCRIPT)
     (root / "launcher.toml").write_text("stop-timeout = 1\n")
-    subprocess.run(["git", "-C", str(root), "status"], check=True, capture_output=True)
+    run_git(root, "commit", "-aqm", "second")
     options = ("--nproc", "1", "--cpu", "--no-check", "--no-python", "--env", "API_TOKEN=hunter2", "--notify", "true")
     call(root, "singlenode", *options, "sh", "train.sh", "a b", code=3)
     first = (root / "logs/latest").readlink().name

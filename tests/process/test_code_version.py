@@ -107,52 +107,11 @@ def test_a_git_that_hangs_is_ended(repository: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(code_version, "ANSWER_S", NEVER_S)
     monkeypatch.setattr(code_version, "FAREWELL_S", 0.1)
     record = make_record(tmp_path)
-    with keep_code_version(Job(SCRIPT, workdir=str(repository)), record, lambda version, patch: None):
+    with keep_code_version(Job(SCRIPT, workdir=str(repository)), record, lambda version: None):
         assert wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
         record.update({"plan": 1})
     assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
     assert "commit" not in (record.folder / "run.json").read_text()
-
-
-def test_a_patch_brings_back_what_differs(repository: Path, tmp_path: Path) -> None:
-    """Of tracked files, whatever the configuration of git; what isn't in it has a line."""
-    assert patch_of(repository) == b""
-    (repository / "blob").write_bytes(b"\0\xff")
-    git(repository, "add", "blob")
-    (repository / "src" / "train.py").write_text("print(2)")
-    for name in (".env", "a b\n\u00e9", "src/new.py"):
-        (repository / name).write_text("TOKEN=1")
-    git(repository, "config", "diff.noprefix", "true")
-    git(repository, "config", "diff.external", "false")
-    patch = patch_of(repository)
-    commit = git(repository, "rev-parse", "HEAD")
-    notes = [line for line in patch.decode("utf-8", "replace").splitlines() if line.startswith("# ")]
-    missing = [f"# missing: {name}" for name in (".env", "'a b\\n\u00e9'", "src/new.py")]
-    assert notes == [f"# differs from commit {commit}", *missing]
-    (tmp_path / "patch").write_bytes(patch)
-    git(repository, "worktree", "add", "--quiet", str(tmp_path / "copy"), commit)
-    git(tmp_path / "copy", "apply", str(tmp_path / "patch"))
-    for name in ("blob", "src/train.py"):
-        assert (tmp_path / "copy" / name).read_bytes() == (repository / name).read_bytes()
-
-
-def test_a_patch_has_a_limit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_version, "MOST_PATCH_BYTES", 1000)
-    monkeypatch.setattr(code_version, "MOST_NAMED", 1)
-    (repository / "src" / "train.py").write_text("x" * 2000)
-    for name in ("new", "newer"):
-        (repository / name).touch()
-    assert patch_of(repository).splitlines()[1:] == [
-        b"# missing: the changes of tracked files, which are too large or too slow to read", b"# missing: new",
-        b"# missing: and more",
-    ]  # fmt: skip
-
-
-def patch_of(repository: Path) -> bytes:
-    asked = Git(repository / "src")
-    version = asked.version()
-    assert version is not None
-    return asked.patch(version)
 
 
 def test_a_status_that_takes_too_long(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from datetime import datetime
 from html import unescape
 from pathlib import Path
 
@@ -47,9 +46,6 @@ def test_a_run_that_fails_names_the_command(tmp_path: Path) -> None:
         "<b>loss</b>",
     ):
         assert text in page, text
-    steps = json.loads(path.with_name("run.json").read_text())["attempts"][0]["steps"]
-    connected, checked, started, first, last = map(datetime.fromisoformat, steps.values())
-    assert connected <= checked <= min(started, first) and first <= last  # a rank may print before all are started
 
 
 def test_where_the_page_is_written(tmp_path: Path) -> None:

@@ -212,20 +212,16 @@ def test_a_name_that_may_mean_two_runs_elsewhere(machine: Machine) -> None:
     row = {
         **machine.runs[0], "run": "20261120-091234", "state": "finished", "exit_code": 0, "last_line": "",
     }  # fmt: skip
-    lives = {"run": "20261120-091233", "state": "running", "exit_code": None, "restarts": 0, "restarts_left": 2}
-    ended, alive = read_row(row), read_row({**row, **lives})
-    assert ended is not None and alive is not None
+    ended = read_row(row)
+    assert ended is not None
     runs.note_seen(RemoteRun("20261120-091234", Way("127.0.0.1")), ended)
-    runs.note_seen(RemoteRun("20261120-091233", Way("127.0.0.1")), alive)
     said = machine.call("stop", "base", code=69).stderr.splitlines()
     assert said[0].startswith("launch: 127.0.0.1: ")
-    assert re.fullmatch(
-        r"launch: only 127.0.0.1 knows whether run 20261120-091233 continues; \d.* ago it was running", said[-2]
-    )
+    assert said[-2].startswith("launch: only 127.0.0.1 knows whether run 20261120-091233 continues; it was started ")
     assert said[-1] == (
         "  fix: try again when 127.0.0.1 responds; if it has died, all hosts stop the run after --silence"
     )
-    assert re.fullmatch(r"doesn't answer; \d.* ago it was running", str(machine.runs[1]["last_line"]))
+    assert machine.runs[1]["last_line"] == "doesn't answer"
 
 
 def test_stop(machine: Machine) -> None:

@@ -20,7 +20,6 @@ from launcher.runs.report import (
     flight_recorder_lines,
     left_lines,
     plan_line,
-    start_line,
     uncopied_lines,
     warning_lines,
     written_lines,
@@ -59,11 +58,6 @@ def test_a_share_of_a_run_by_hand_in_one_line():
 
 
 LEFT = [411, "python", "D"]
-
-
-def test_the_steps_of_a_start_add_up():
-    line = "all ranks started after 4.3 s: 0.3 s to connect, 1.0 s to check the hosts, 3.0 s to start them"
-    assert start_line(0.34, 1.04, 3.04) == line
 
 
 def test_each_process_that_can_not_be_ended_is_named():

@@ -11,7 +11,7 @@ from machines.example_run import ExampleRun
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.signatures import Explanation
-from launcher.runs.result import Result, Steps
+from launcher.runs.result import Result
 from launcher.runs.run_json import EndedAttempt, RunJson, read_run_json
 from launcher.runs.run_state import RestartCount
 from launcher.session.node_state import Census
@@ -40,10 +40,10 @@ def test_what_is_written_is_what_is_read() -> None:
     failure = Failure("gpu1", 0, FailureKind.RANK, 7.0, rank=3, local_rank=1, code=1, gpu=1)
     cause = Cause(failure, ("File 'a'", "\tValueError: x"), ("step 1",), Explanation("oom", "no memory", "less"))
     census = Census({"gpu1": [(7, "python", "S")]}, {"gpu2": 8}, {"gpu1": ("/code", "a", "b")})
-    result = Result(1, 60.0, census, cause, (failure,), error="two\nlines", steps=Steps(1.0, 2.0))
+    result = Result(1, 60.0, census, cause, (failure,), error="two\nlines")
     attempt = EndedAttempt(
         hosts=("gpu1", "gpu2"), began_at="a", ended_at="b", outcome="error", restarts=RestartCount(1, 1, 2),
-        steps=result.steps.describe(), blamed={"gpu2": "lost"}, result=result.describe(),
+        blamed={"gpu2": "lost"}, result=result.describe(),
     )  # fmt: skip
     written = json.loads(json.dumps({"attempts": [attempt.as_record()]}))
     assert written["attempts"][0]["result"].keys().isdisjoint({"run", "name", "attempts", "hosts"})
@@ -55,7 +55,7 @@ def test_an_older_version_has_written_less() -> None:
     (attempt,), nodes = record.attempts, record.plan.nodes
     assert (record.launch_host, record.utc_offset, nodes[1].cwd) == ("laptop", "+01:00", "/home/ann")
     assert record.all_hosts == ["gpu1", "gpu2", "gpu1", "gpu3"]
-    assert (attempt.restarts, attempt.steps.started_at, attempt.spares, attempt.blamed) == (None, None, (), {})
+    assert (attempt.restarts, attempt.spares, attempt.blamed) == (None, (), {})
     assert attempt.result.cause is not None and attempt.result.cause.culprit == "gpu3 rank 1"
     assert (record.result, record.code, record.ended_at) == (None, None, "")
 
