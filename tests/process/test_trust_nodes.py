@@ -39,7 +39,6 @@ from launcher.transports.process_channel import LocalTransport
 from launcher.transports.srun import SrunStep, StepHub
 
 MOST_KIB = 64 << 10  # more than before, for a liar that sends without end
-READ_BYTES = 1 << 18
 
 
 def play(lie: Lie, folder: Path) -> list[str]:
@@ -70,37 +69,32 @@ def play(lie: Lie, folder: Path) -> list[str]:
     return screen.words
 
 
-def after(kind: str, *more: Piece) -> Lie:
+def after(kind: str, *more: Piece | Iterator[Piece]) -> Lie:
     """Say more than an honest node, after what it says to a message."""
     return lambda order, said, nonce: [*said, *more] if order["type"] == kind else said
 
 
-def instead(kind: str, *others: Piece) -> Lie:
-    return lambda order, said, nonce: others if order["type"] == kind else said
+def fail_to_prepare(order: dict[str, Any], said: list[Piece], nonce: str) -> list[Piece]:
+    return [encode(messages.FAILED, text=HOSTILE)] if order["type"] == messages.PREPARE else said
 
 
-def flood(kind: str, piece: bytes) -> Lie:
-    """Say the same without end, in pieces as a network brings them."""
-    block = piece * (READ_BYTES // len(piece) + 1)
-
-    return lambda order, said, nonce: [*said, itertools.repeat(block)] if order["type"] == kind else said
-
-
-def guardian_says(text: str) -> Lie:
-    def lie(order: dict[str, Any], said: list[Piece], nonce: str) -> list[Piece]:
-        return [*said, (STDERR, f"{nonce} {text}\n".encode())] if order["type"] == messages.START else said
-
-    return lie
+def be_a_guardian(order: dict[str, Any], said: list[Piece], nonce: str) -> list[Piece]:
+    """Say on stderr what only supervisors may, on stdout."""
+    file = (STDERR, nonce.encode() + b' {"type":"file","name":"x","local_rank":0,"stream":1}\n')
+    return [*said, file] if order["type"] == messages.START else said
 
 
 LIES = {
-    "hostile words": (instead("prepare", encode(messages.FAILED, text=HOSTILE)),
-                      "liar: boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
-    "a flood of files": (flood("start", encode(messages.FILE, b"x" * (1 << 20), name="x")),
-                         "launch: lost liar (it sent an unrequested message: file x), stopping the run on 2 hosts"),
-    "a guardian with a file": (guardian_says('{"type":"file","name":"x","local_rank":0,"stream":1}'),
-        "launch: lost liar (it sent an invalid message: not allowed on stderr: 'file'), stopping the run on 2 hosts"),
-}  # fmt: skip
+    "hostile words": (fail_to_prepare, "liar: boom?[2J?]0;t??launch: 0 processes left on 2 hosts"),
+    "a flood of files": (
+        after("start", itertools.repeat(encode(messages.FILE, b"x" * (1 << 20), name="x"))),
+        "launch: lost liar (it sent an unrequested message: file x), stopping the run on 2 hosts",
+    ),
+    "a guardian with a file": (
+        be_a_guardian,
+        "launch: lost liar (it sent an invalid message: not allowed on stderr: 'file'), stopping the run on 2 hosts",
+    ),
+}
 
 
 @pytest.mark.parametrize(("lie", "line"), LIES.values(), ids=LIES)
