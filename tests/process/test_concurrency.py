@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from concurrency_limits import refuse_threads
 from machines.processes import list_pids, read_command, read_namespace
 from node_process import wait_until
+from test_trust_nodes import THERE, step_of
 
 from launcher.concurrency import start_task, start_thread, start_timer
 from launcher.errors import LauncherError
 from launcher.hosts.host import Host
-from launcher.node.loading import KEPT, MARKER
 from launcher.output.lines import STDERR
 from launcher.output.terminal import Terminal
 from launcher.transports.base import TransportError
-from launcher.transports.srun import SrunStep, StepHub
 
 DEADLINE_S = 60.0
 NO_THREAD = "this machine can't start another thread (can't start new thread)"
@@ -86,31 +83,17 @@ def test_a_terminal_that_breaks_holds_up_nobody() -> None:
         assert said.read().splitlines()[0] == b"launch: printing failed (%s); the run continues" % error
 
 
-@pytest.fixture
-def srun(tmp_path: Path) -> Callable[[], SrunStep]:
-    program = tmp_path / "srun"
-    program.write_text("#!/bin/sh\nwhile read -r line; do :; done\n")
-    program.chmod(0o700)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    return lambda: SrunStep(["n1"], [], ["python3"], environ, StepHub(["n1"], environ, DEADLINE_S), DEADLINE_S)
-
-
-def test_an_srun_that_gets_no_order_is_told(
-    srun: Callable[[], SrunStep], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("secrets.token_hex", lambda _: "nonce")
-    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{MARKER} nonce n1 0 {KEPT} '\nwhile read -r line; do :; done\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: fail())  # with which Slurm is asked for its ports
-    with pytest.raises(TransportError) as error:
-        srun().open(Host("n1"), "true")
+def test_an_srun_that_gets_no_order_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("launcher.transports.srun.find_ports", lambda _: fail())
+    script = f"{THERE} n1 0 kept 3.11\n{THERE} n2 1 kept 3.11"
+    with step_of(tmp_path, script) as step, pytest.raises(TransportError) as error:
+        step.open(Host("n1"), "true")
     assert error.value.failure.text == "the connection was lost: OverflowError('it broke')"
 
 
-def test_an_srun_is_ended_where_no_thread_is_left(
-    srun: Callable[[], SrunStep], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_srun_is_ended_where_no_thread_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refuse_threads(monkeypatch, "read srun")
-    with pytest.raises(LauncherError):
-        srun()
+    with pytest.raises(LauncherError), step_of(tmp_path, ""):
+        pass
     processes = read_namespace(os.getpid(), "pid")
     wait_until(lambda: not any(str(tmp_path / "srun") in read_command(pid) for pid in list_pids(processes)))
