@@ -93,7 +93,7 @@ def test_an_srun_that_gets_no_order_is_told(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_an_srun_is_ended_where_no_thread_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refuse_threads(monkeypatch, "read srun")
-    with pytest.raises(LauncherError), step_of(tmp_path, ""):
+    with pytest.raises(LauncherError), step_of(tmp_path, "while sleep 0.1; do :; done"):
         pass
     processes = read_namespace(os.getpid(), "pid")
     wait_until(lambda: not any(str(tmp_path / "srun") in read_command(pid) for pid in list_pids(processes)))
