@@ -48,15 +48,11 @@ class Loop:
         """Tell whether `fd` is watched."""
         return fd in self._callbacks
 
-    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Call once at `when` (monotonic seconds); return a handle for `cancel`."""
-        timer = (when, callback)
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Call once after `delay_s`; return a handle for `cancel`."""
+        timer = (time.monotonic() + delay_s, callback)
         self._timers.append(timer)
         return timer
-
-    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        """Call once after `delay_s`."""
-        return self.call_at(time.monotonic() + delay_s, callback)
 
     def cancel(self, timer: Timer | None) -> None:
         """Remove a timer; None, or one that has fired, is ignored."""

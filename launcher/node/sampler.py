@@ -79,18 +79,11 @@ class Sampler:
             self._timer = self._loop.call_later(self._patience_s, self._tell_silence)
 
     def _tell_silence(self) -> None:
-        if self._why_ended is not None:
-            self._send_error(self._why_ended)
-            self._timer = self._loop.call_later(self._patience_s, self._tell_silence)
-            return
         now = proc.read_process(self.process.pid) if self.process is not None else None
-        state = ", state %s" % now.state if now is not None else ""
-        pid = " (process %d%s)" % (self.process.pid, state) if self.process is not None else ""
-        self._send_error("what reads its GPUs hangs%s" % pid)
-        self._timer = self._loop.call_later(self._patience_s, self._tell_silence)
-
-    def _send_error(self, text: str) -> None:
+        which = " (process %d, state %s)" % (now.pid, now.state) if now is not None else ""
+        text = self._why_ended or "what reads its GPUs hangs" + which
         self._send(messages.SAMPLED, host=None, gpus=[], error=text)
+        self._timer = self._loop.call_later(self._patience_s, self._tell_silence)
 
 
 def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_processes: bool) -> None:
@@ -99,7 +92,7 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
         workers.drop_descriptors(fd)
         unread = select.poll()
         unread.register(fd, 0)  # POLLERR when no reader is left
-        gpus, host = open_gpus(), HostReader(workdir)
+        gpus, host = _open_gpus(), HostReader(workdir)
         due = processes_due = time.monotonic()
         while True:
             samples = [gpu.sample(index) for index, gpu in enumerate(gpus)]
@@ -120,8 +113,7 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
         os._exit(0)
 
 
-def open_gpus() -> list[nvml.Gpu]:
-    """Return the GPUs that are sampled; none without NVML."""
+def _open_gpus() -> list[nvml.Gpu]:
     try:
         return nvml.list_gpus()
     except nvml.NvmlError:
@@ -140,7 +132,7 @@ class HostReader:
     def read(self) -> dict[str, Any]:
         """Return the values of `job.facts.HostSample`; None for a rate at the first look, and for what is unknown."""
         now = clock.boottime()
-        counts, load = _read_counts(), _read_words("/proc/loadavg")
+        counts, load = _read_counts(), read_rows("/proc/loadavg")
         memory = {row[0]: int(row[1]) for row in read_rows("/proc/meminfo") if len(row) > 1}
         passed_s, last = now - self._at, self._counts
 
@@ -155,7 +147,7 @@ class HostReader:
             busy = round(min(100.0, 100 * max(0.0, counts["busy"] - last["busy"]) / ticks), 1)
         found = {
             "cpu_percent": busy,
-            "load": float(load[0]) if load else None,
+            "load": float(load[0][0]) if load else None,
             "memory_mib": memory.get("MemTotal:", 0) >> 10 or None,
             "memory_used_mib": (memory.get("MemTotal:", 0) - memory.get("MemAvailable:", 0)) >> 10 or None,
             "swap_mib_s": rate("swap", (1 << 20) / os.sysconf("SC_PAGE_SIZE")),
@@ -191,8 +183,3 @@ def _find_free(path: str) -> float | None:
     except OSError:
         return None
     return round(100.0 * found.f_bavail / found.f_blocks, 1) if found.f_blocks else None
-
-
-def _read_words(path: str) -> list[str]:
-    rows = read_rows(path)
-    return rows[0] if rows else []

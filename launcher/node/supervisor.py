@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict
 
 from launcher.node import messages
+from launcher.node.claims import ClaimHolder
+from launcher.node.code.code_process import CodeProcess
 from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
 from launcher.node.lease import Lease
@@ -22,9 +24,7 @@ from launcher.node.processes.ranks import HandoverLog, Ranks
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.send_queue import SendQueue
 
-if TYPE_CHECKING:  # most starts need none of these, which together take as long as all others
-    from launcher.node.claims import ClaimHolder
-    from launcher.node.code.code_process import CodeProcess
+if TYPE_CHECKING:  # it needs ctypes, which some Pythons lack
     from launcher.node.sampler import Sampler
 
 Handler = Callable[[Dict[str, Any], bytes], object]
@@ -207,8 +207,6 @@ class Supervisor:
 
     def _keep_tree(self, header: dict[str, Any]) -> None:
         """Let the code be put in its place; the facts are gathered there."""
-        from launcher.node.code.code_process import CodeProcess
-
         env, folder = self._starting.env, self._ending.folder
 
         def enter(root: str) -> None:
@@ -229,8 +227,6 @@ class Supervisor:
         self._responder.share(dict(header, workdir=self._workdir or header["workdir"]))
 
     def _claim(self, header: dict[str, Any], _: bytes) -> None:
-        from launcher.node.claims import ClaimHolder
-
         if self._ending.has_begun:
             return
         claims = self._claims = self._claims or ClaimHolder(self._loop, self._send_queue)

@@ -532,25 +532,6 @@ def test_runs_that_wait_for_their_turn(launch: Callable[..., WarmProcess], tmp_p
     assert states()["third"] == "stopped"
 
 
-def test_the_queue_waits_for_processes_without_a_claim(launch: Callable[..., WarmProcess], tmp_path: Path) -> None:
-    """This process has most of the memory of GPU 0."""
-    tool = tmp_path / "bin" / "nvidia-smi"
-    app = f'echo "GPU-{tmp_path.name}-0, {os.getpid()}, 71000"; exit'
-    tool.write_text(tool.read_text().replace(") exit", f") {app}").replace(", 81000,", ", 10000,"))
-    words = ("--gpus", "1", "--no-python", "true")
-    name = os.uname().nodename.split(".")[0]
-    waiting = launch("waiting", "--queue", *words)
-    said = tmp_path / "waiting" / "said"
-    line = rf"launch: queued( for [^,]+)?, 1st, behind pid {os.getpid()} \(.*\) of root on {name}\n"
-    assert wait_until(lambda: re.search(line, said.read_text()) is not None), said.read_text()
-    assert launch("pushing", *words).wait() == 70
-    text = (tmp_path / "pushing" / "said").read_text()
-    assert f"  {name}: GPU 0 busy: pid {os.getpid()} (" in text and ", in the queue\n" in text, text
-    assert f"    fix: choose free GPUs with --include {name}:1, wait with --queue, or start anyway with --no-c" in text
-    waiting.send_signal(signal.SIGINT)
-    assert waiting.wait() == 130, said.read_text()
-
-
 def test_free_shows_who_uses_what(launch: Callable[..., WarmProcess], tmp_path: Path) -> None:
     """GPUs 0 and 1 are claimed, this process has memory on 2, and nobody uses 3."""
     holder = launch("holder", "--gpus", "2", "--name", "nightly", "--no-python", "sh", "-c", "echo ready; sleep 1000")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from machines.patience import DEADLINE_S, NEVER_S
+from machines.patience import DEADLINE_S
 from machines.processes import is_alive, read_parent
 from node_process import IGNORES, WAITS, Message, Node, Nodes, find_marked, shell, wait_until
 
@@ -154,18 +153,6 @@ def test_what_has_no_folder_of_its_run_here_has_only_inherited_the_mark(
     assert runs == []
     assert cleaner.stop() == []
     assert is_alive(other.pid)
-
-
-def test_left_overs_may_obey_sigterm_first(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
-    saves = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print(flush=True); signal.pause()"
-    left = spawn("old.1.0", (sys.executable, "-ISc", saves), stdout=subprocess.PIPE)
-    assert left.stdout is not None
-    with left.stdout as ready:
-        ready.readline()
-    cleaner, _ = found_by(nodes)
-    cleaner.send(messages.ADOPT, marks=["old.1.0"])
-    assert cleaner.stop(NEVER_S) == []
-    assert left.wait(DEADLINE_S) == 7
 
 
 def test_a_run_of_another_user_is_none_of_ours(nodes: Nodes, spawn: Callable[..., subprocess.Popen[bytes]]) -> None:

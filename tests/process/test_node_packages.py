@@ -13,7 +13,7 @@ import pytest
 from node_process import STAND_IN, Message, Nodes
 
 from launcher.node import messages
-from launcher.node.facts import code, packages
+from launcher.node.facts import machine, packages
 from launcher.session.node_state import read_facts
 
 TRIES = 4  # a look ends after 0.3 s, in which a busy machine may not let it run
@@ -86,17 +86,17 @@ def test_an_editable_package_has_a_commit(nodes: Nodes, tmp_path: Path) -> None:
 
 def test_more_of_either_than_any_python_or_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "MOST_PACKAGES", 2)
-    monkeypatch.setattr(code, "MOST_FILES", 2)
+    monkeypatch.setattr(machine, "MOST_CODE_FILES", 2)
     for number in range(2):
         install(tmp_path, f"p{number}-1.dist-info")
         write(tmp_path / f"{number}.py", "")
     wanted = {"workdir": str(tmp_path), "code": {"folder": "", "script": None}}
     assert packages.list_packages([str(tmp_path)])["packages"] == {"p0": "1", "p1": "1"}
-    assert code.sum_up(wanted)["code_hash"]
+    assert machine.hash_code(wanted)["code_hash"]
     install(tmp_path, "p2-1.dist-info")
     write(tmp_path / "2.py", "")
     assert packages.list_packages([str(tmp_path)])["packages"] is None
-    assert code.sum_up(wanted)["code_hash"] is None
+    assert machine.hash_code(wanted)["code_hash"] is None
 
 
 def test_packages_are_listed_for_the_checks_only(nodes: Nodes, tmp_path: Path) -> None:

@@ -72,25 +72,15 @@ def test_what_nvml_tells(nvml: DrivenNvml) -> None:
         process.kill()
 
 
-def test_a_gpu_whose_calls_fail_has_no_values(nvml: DrivenNvml) -> None:
-    nvml.drive(BUSY, LOST)
+def test_a_gpu_whose_calls_fail_has_no_values_and_a_sensor_that_errs_ends_no_connection(nvml: DrivenNvml) -> None:
+    nvml.drive((101, 71000, 81559, 650, 700, 61, 0xFFFFFFFF, 0x4, 0), LOST)
     with start(nvml.env) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()
         told = read_message(json.loads(process.stdout.readline()))
-        assert (told["gpus"][0].temperature_c, told["error"]) == (61, None)
+        erring = told["gpus"][0]
+        assert (erring.utilization, erring.clock_mhz, erring.temperature_c, told["error"]) == (101, None, 61, None)
         assert told["gpus"][1] == GpuSample(1, "H1", max_clock_mhz=1980)
-        process.stdin.close()
-        process.kill()
-
-
-def test_a_sensor_that_errs_ends_no_connection(nvml: DrivenNvml) -> None:
-    nvml.drive((101, 71000, 81559, 650, 700, 61, 0xFFFFFFFF, 0x4, 0))
-    with start(nvml.env) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdout.readline()
-        told = read_message(json.loads(process.stdout.readline()))
-        assert (told["gpus"][0].utilization, told["gpus"][0].clock_mhz) == (101, None)
         process.stdin.close()
         process.kill()
     odd = {"type": "sampled", "host": {}, "gpus": [[0, "H1", -7.0, *[None] * 9]], "error": None}

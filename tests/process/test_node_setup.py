@@ -407,14 +407,6 @@ def test_a_node_without_conda(fresh: Node) -> None:
     }
 
 
-def test_an_environment_without_python_is_no_reason_to_take_another(nodes: Nodes, made_venv: Path) -> None:
-    node = nodes.start()
-    make_conda(node.home / "miniconda3", made_venv)
-    (node.home / "miniconda3" / "envs" / "train" / "bin").unlink()
-    path = f"{node.home}/miniconda3/envs/train/bin/python"
-    assert ask_for(node, conda="train")["search"] == {"python": None, "tried": [[path, "not found"]]}
-
-
 def test_micromamba(nodes: Nodes, made_venv: Path, tmp_path: Path) -> None:
     program = make_conda(tmp_path / "micromamba", made_venv, "micromamba")
     node = nodes.start(env={"MAMBA_EXE": str(program), "MAMBA_ROOT_PREFIX": str(tmp_path / "micromamba")})

@@ -61,6 +61,7 @@ def test_a_node_asks_for_each_content_once_and_fills_the_directory(start: Any, c
         "type": "placed", "path": "", "wrong": [], "repaired": [], "empty": [], "moved": [],
     }  # fmt: skip
     assert read(root) == code.files
+    assert [path.stat().st_mode & 0o777 for path in (root, *root.parents[:3])] == [0o700] * 4
     assert [path.name for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o100] == ["run.sh"]
     assert (root / "pkg/again").readlink() == Path("../train.py")
     assert all(path.stat().st_nlink == 1 for path in root.rglob("*") if path.is_file())
@@ -172,17 +173,6 @@ def test_a_cache_that_can_t_be_written_is_named(start: Any, cache: Path) -> None
     node.prepare(tree=Code(FILES).fields())
     text = node.wait_for(messages.UNPLACED)["text"]
     assert text == f"can't keep the code in {cache}: Not a directory"
-
-
-def test_every_level_is_this_user_s_alone(start: Any, cache: Path) -> None:
-    """Also where an earlier version followed a umask of 002: another user could replace the code after its proof."""
-    levels = [cache / "launch", cache / "launch" / "trees"]
-    cache.mkdir()
-    for level in levels:
-        level.mkdir()
-        level.chmod(0o775)
-    root = Talk(start(), Code(FILES)).deliver()
-    assert [oct(path.stat().st_mode & 0o777) for path in (*levels, root.parent, root)] == ["0o700"] * 4
 
 
 @needs_root

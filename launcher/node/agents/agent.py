@@ -204,8 +204,6 @@ class Agent:
             return
         for header, payload in link.receive():
             self._obey(link, header, payload)
-        if link.is_lost:
-            self._lose_link("it closed the connection")
 
     def _flush(self) -> None:
         if self._link is not None:

@@ -28,6 +28,7 @@ class Child:
         stdout, stderr = os.pipe(), os.pipe()
         self.streams = {stdout[0]: b"out", stderr[0]: b"err"}
         self.backlog = bytearray()  # input that its stdin has not taken yet
+        self.untold_bytes = 0  # input that was taken, and that the controller wasn't told of yet
         self.untaken_bytes = 0  # output that was sent, and that the launcher has not taken yet
         self.exit_code: int | None = None
         self.pid = os.fork()
@@ -73,7 +74,6 @@ class Children:
         self._env = env
         self._send = send
         self._running: dict[int, Child] = {}
-        self._untold_bytes: dict[int, int] = {}  # input that was taken, and that the controller wasn't told of yet
         self._lost: list[Child] = []
 
     def __len__(self) -> int:
@@ -94,7 +94,6 @@ class Children:
         """Start a process."""
         try:
             self._running[channel] = Child(command, self._env)
-            self._untold_bytes[channel] = 0
         except OSError as error:  # no process is left, or no descriptor
             text = "launch: %s\n" % (error.strerror or repr(error))
             self._send(messages.ERR, text.encode("utf-8", "replace"), channel=channel)
@@ -132,7 +131,6 @@ class Children:
             if child.exit_code is None:
                 self._lost.append(child)
         self._running.clear()
-        self._untold_bytes.clear()
 
     # ---- what the processes do ------------------------------------------------------------------------------------
 
@@ -149,11 +147,10 @@ class Children:
             return
         before = len(child.backlog)
         child.feed()
-        untold = self._untold_bytes[channel] + before - len(child.backlog)
-        if untold >= messages.AGENT_TOOK_BYTES:
-            self._send(messages.TOOK, channel=channel, bytes=untold)
-            untold = 0
-        self._untold_bytes[channel] = untold
+        child.untold_bytes += before - len(child.backlog)
+        if child.untold_bytes >= messages.AGENT_TOOK_BYTES:
+            self._send(messages.TOOK, channel=channel, bytes=child.untold_bytes)
+            child.untold_bytes = 0
 
     def _read(self, channel: int, fd: int) -> None:
         child = self._running.get(channel)
@@ -173,7 +170,7 @@ class Children:
         child = self._running[channel]
         if child.exit_code is not None and not child.streams:
             child.hang_up()
-            del self._running[channel], self._untold_bytes[channel]
+            del self._running[channel]
             self._send(messages.EXIT, channel=channel, code=child.exit_code)
 
 

@@ -25,10 +25,6 @@ _MISFIT = "certificate does not fit"
 _REFUSED = "connection refused"
 
 
-class DialFailed(Exception):
-    """Raised when an address can't be used; its text says why."""
-
-
 class Dials:
     """The addresses of the controller, and the connections to them that are being made.
 
@@ -66,8 +62,8 @@ class Dials:
             return None
         try:
             connected = dial.advance(self._context, self._fingerprint)
-        except DialFailed as error:
-            self._fail(dial, str(error))
+        except OSError as error:
+            self._fail(dial, _describe(error))
             return None
         if connected is not None:
             self._known, self._refusals = dial.name, 0
@@ -132,7 +128,7 @@ class Dial:
         return self._socket.fileno()
 
     def advance(self, context: ssl.SSLContext, fingerprint: str) -> Optional[ssl.SSLSocket]:
-        """Do what is possible now; return the socket if its certificate fits, or raise DialFailed."""
+        """Do what is possible now; return the socket if its certificate fits, or raise OSError."""
         try:
             if not isinstance(self._socket, ssl.SSLSocket):
                 _check(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
@@ -144,11 +140,9 @@ class Dial:
         except ssl.SSLWantWriteError:
             self.events = select.POLLOUT
             return None
-        except OSError as error:
-            raise DialFailed(_describe(error)) from None
         certificate = self._socket.getpeercert(binary_form=True) or b""
         if not hmac.compare_digest(hashlib.sha256(certificate).hexdigest(), fingerprint):
-            raise DialFailed(_MISFIT)
+            raise OSError(errno.EPROTO, _MISFIT)
         return self._socket
 
     def close(self) -> None:

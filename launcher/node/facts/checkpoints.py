@@ -35,9 +35,7 @@ def _look(path: str) -> tuple[int, int, str] | None:
 
 def look(folder: str, since: float, least_s: float) -> dict[str, Any]:
     """Return the answer to a LOOK: whether there is such a file, and whether the directory is missing."""
-    if not os.path.isdir(folder):
-        return {"has_saved": False, "is_missing": True}
-    return {"has_saved": has_save(folder, since, least_s), "is_missing": False}
+    return {"has_saved": has_save(folder, since, least_s), "is_missing": not os.path.isdir(folder)}
 
 
 def has_save(folder: str, since: float, least_s: float) -> bool | None:

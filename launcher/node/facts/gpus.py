@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional
 
 from launcher.node import messages, system
 from launcher.node.processes import proc
@@ -28,6 +28,8 @@ KERNEL_LOG = "/dev/kmsg"  # which on most systems only root may read
 _MOST_RECORDS = 20000  # more than its ring holds
 _MOST_XIDS = 20  # told at once
 _XID_START = b"NVRM: Xid (PCI:"
+CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+UNKNOWN = -1  # the index of the GPU that a MIG device is part of
 
 
 class _Answer(NamedTuple):
@@ -204,6 +206,61 @@ def _amd_gpu(index: int, card: dict[str, Any]) -> dict[str, Any]:
 
 def _mebibytes(text: Any) -> int | None:
     return int(text) >> 20 if str(text).isdigit() else None
+
+
+def find_visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[int] | None:
+    """Return the indexes of the GPUs that a process with this environment sees, in its order.
+
+    The rules are the drivers', as repeated by `torch.cuda._parse_visible_devices`. Return None if it sees all of them,
+    or if it names UUIDs and those of the GPUs aren't known.
+    """
+    seen = {gpu["index"]: gpu for gpu in gpus}
+    found = None
+    for name in _list_variables(gpus, env):
+        if name not in env or not seen:
+            continue
+        found = _choose(env[name], seen)
+        if found is None:
+            return None
+        by_index = {gpu["index"]: gpu for gpu in gpus}
+        seen = dict(enumerate(by_index[index] for index in found if index in by_index))
+    return found
+
+
+def _list_variables(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables that apply, in order: ROCr's hides GPUs and renumbers the rest, HIP's selects from those."""
+    if not any(gpu.get("is_amd") for gpu in gpus):
+        return (CUDA,)
+    if ROCR in env:
+        return (ROCR, HIP)
+    return (HIP,) if HIP in env else (CUDA,)
+
+
+def _choose(text: str, seen: dict[int, dict[str, Any]]) -> list[int] | None:
+    """Return the indexes of the GPUs that a list names; `seen` maps the numbers in the list to GPUs.
+
+    A list of numbers, or of UUIDs or their beginnings, ends at the first entry that names no GPU, and a duplicate entry
+    hides all GPUs.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    if text.startswith("MIG-"):  # CUDA shows one MIG device to a process; up to driver 450 its name holds its GPU's
+        found = [gpu["index"] for gpu in seen.values() if len(seen) == 1 or (gpu["uuid"] and gpu["uuid"] in entries[0])]
+        return found if len(found) == 1 else [UNKNOWN]
+    has_uuids = text.startswith("GPU-")
+    if has_uuids and not all(gpu["uuid"] for gpu in seen.values()):
+        return None
+    chosen: list[int] = []
+    for entry in entries:
+        if has_uuids:
+            named = [gpu["index"] for gpu in seen.values() if len(entry) > 4 and gpu["uuid"].startswith(entry)]
+        else:
+            named = [gpu["index"] for number, gpu in seen.items() if entry == str(number)]
+        if len(named) != 1:
+            break
+        if named[0] in chosen:
+            return []
+        chosen += named
+    return chosen
 
 
 def follow_xids() -> Callable[[], list[dict[str, Any]]]:

@@ -1,11 +1,12 @@
-"""CPUs, memory, disks and limits of this node, as the ranks will see them."""
+"""CPUs, memory, disks, limits and code of this node, as the ranks will see them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import resource
-from typing import Any
+from itertools import islice
+from typing import Any, Iterator
 
 from launcher.node import clock
 from launcher.node.facts import slurm
@@ -13,6 +14,10 @@ from launcher.node.system import read_rows, read_text
 
 _HASHED_BYTES = 64 << 20  # no script is larger
 _CAP_IPC_LOCK = 14  # linux/capability.h
+MOST_CODE_FILES = 2000
+CODE_TIMEOUT_S = 0.6  # of the process that reads them; on a file system that responds it takes less
+NO_CODE_HASH: dict[str, Any] = {"code_hash": None}
+_NO_CODE = ("__pycache__", "node_modules", "site-packages")
 
 
 def find_identity() -> str | None:
@@ -66,6 +71,49 @@ def hash_file(path: str) -> str | None:
             return hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
     except OSError:
         return None
+
+
+def hash_code(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return one hash over the Python files beside and below the script: hosts with other code compute other numbers.
+
+    It is None if they are too many, or without the directory. Only what a run is likely to import counts, and not the
+    script itself, which has a hash of its own.
+
+    wanted: the launcher's PREPARE, whose `code` has `folder`, relative to the working directory, and `script`: its name
+    in there, or None.
+    """
+    place = wanted["code"]
+    root = os.path.join(os.path.expanduser(wanted.get("workdir") or "~"), place["folder"])
+    try:
+        paths = sorted(islice((path for path in _find_files(root) if path != place["script"]), MOST_CODE_FILES + 1))
+        found = [(path, hash_file(os.path.join(root, path)) or "-") for path in paths]
+    except OSError:
+        return NO_CODE_HASH
+    if len(found) > MOST_CODE_FILES:
+        return NO_CODE_HASH
+    sums = "".join("%s\0%s\n" % each for each in found)
+    return {"code_hash": hashlib.sha256(os.fsencode(sums)).hexdigest()}
+
+
+def _find_files(root: str) -> Iterator[str]:
+    """Yield the paths of the Python files below `root`, on its file system: a home may have other machines' disks."""
+    device = os.stat(root).st_dev
+    for base, folders, names in os.walk(root):
+        if "pyvenv.cfg" in names and base != root:
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name not in _NO_CODE and _is_on(device, os.path.join(base, name))]
+        for name in names:
+            path = os.path.join(base, name)
+            if name.endswith(".py") and not name.startswith(".") and os.path.isfile(path):
+                yield os.path.relpath(path, root)
+
+
+def _is_on(device: int, folder: str) -> bool:
+    try:
+        return not os.path.basename(folder).startswith(".") and os.lstat(folder).st_dev == device
+    except OSError:  # it was removed meanwhile
+        return False
 
 
 def count_cpus() -> int:

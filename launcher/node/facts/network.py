@@ -94,20 +94,11 @@ def find_route(master: str) -> dict[str, Any]:
     return {"interface": "lo" if source.startswith("127.") else None, "address": source}
 
 
-def hold_port(port: int) -> socket.socket:
-    """Bind `port` (0: any free one) without listening, so that torchrun can still bind it but other programs can't."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("", port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
+def bind(address: str, port: int) -> socket.socket:
+    """Bind a port (0: any free one) on all addresses: "", or "::", which is for IPv4 too.
 
-
-def listen(address: str, port: int) -> socket.socket:
-    """Listen on a port (0: any free one), which may be one that is held, and stays held; `::` accepts IPv4 too."""
+    Who doesn't listen there keeps other programs from it, but not torchrun, nor who binds it in the same way.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -115,8 +106,6 @@ def listen(address: str, port: int) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address, port))
-        sock.listen(512)
-        sock.setblocking(False)
     except OSError:
         sock.close()
         raise

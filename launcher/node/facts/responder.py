@@ -12,7 +12,7 @@ from socket import socket
 from typing import Any, Callable
 
 from launcher.node import messages
-from launcher.node.facts import checkpoints, code, gathering, network, packages, visible_gpus
+from launcher.node.facts import checkpoints, gathering, gpus, machine, network, packages
 from launcher.node.facts.pythons import Search
 from launcher.node.facts.setup import AwaitExit, Setup
 from launcher.node.loop import Loop
@@ -80,7 +80,8 @@ class Responder:
         else:
             self._keep("gpus", {"gpus": [], "gpu_error": "not requested"})
         if wanted.get("code") is not None:  # apart: the walk of a hung file system must delay no other fact
-            self._ask(lambda: code.sum_up(wanted), code.TIMEOUT_S, code.UNKNOWN, partial(self._keep, "code"))
+            find = partial(machine.hash_code, wanted)
+            self._ask(find, machine.CODE_TIMEOUT_S, machine.NO_CODE_HASH, partial(self._keep, "code"))
         else:
             self._keep("code", {})
         if not wanted.get("setup"):
@@ -99,19 +100,10 @@ class Responder:
 
     def search_python(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
         """Begin the search for a Python with torch, if it has not begun; a setup isn't waited for."""
-        if not self._is_searching:
-            self._is_searching = True
-            self._env = env
-            self._wants_packages = wanted.get("packages", False)
-            self._search_python(wanted, env, folder)
-
-    def cancel(self) -> None:
-        """Start nothing more and send no more answers: the run is being stopped."""
-        self._is_over = True
-        if self._setup is not None:
-            self._setup.cancel()
-
-    def _search_python(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
+        if self._is_searching:
+            return
+        self._is_searching, self._env = True, env
+        self._wants_packages = wanted.get("packages", False)
         if not wanted["pythons"]:  # the run needs no torch, or its setup failed
             self._keep("python", {})
             return
@@ -124,6 +116,12 @@ class Responder:
             self._keep_python, for_torchrun=not wanted.get("plain", False) and self.warm_folder is None,
         )  # fmt: skip
         self.search.try_next()
+
+    def cancel(self) -> None:
+        """Start nothing more and send no more answers: the run is being stopped."""
+        self._is_over = True
+        if self._setup is not None:
+            self._setup.cancel()
 
     def _open_torchrun_pipes(self) -> list[int]:
         write_ends = []
@@ -162,7 +160,7 @@ class Responder:
             return
         facts = self._parts["machine"]
         # Take the environment that the ranks will have: the login's, then the setup's, then --env.
-        visible = visible_gpus.find_visible(self.gpus, self._env)
+        visible = gpus.find_visible(self.gpus, self._env)
         if self._made is not None and self._made.get("has_venv"):
             facts["venv_found"] = True  # the setup has made it meanwhile
         facts.get("checks", {}).update(self._parts["code"])
@@ -179,29 +177,22 @@ class Responder:
         With `listens`, a port for a neighbour's probe is open as well, and node 0 answers on the master port.
         """
         master = header["master"]
-        if network.is_address(master):
-            self._go_route(header, network.find_route(master))
-            return
         silence = {"error": "the name %s did not resolve in %g s" % (master, LOOK_UP_TIMEOUT_S)}
-        self._ask(
-            lambda: network.find_route(master),
-            LOOK_UP_TIMEOUT_S,
-            silence,
-            lambda found: self._go_route(header, found),
-        )
+        find = partial(network.find_route, master)
+        self._ask(find, LOOK_UP_TIMEOUT_S, silence, lambda found: self._go_route(header, found))
 
     def _go_route(self, header: dict[str, Any], found: dict[str, Any]) -> None:
         """Hold and open the ports on the route, if `found` is one and not an error, and send the answer."""
         port = header.get("port")
         try:
             if "error" not in found and port is not None:
-                self._held_port = network.hold_port(port)
+                self._held_port = network.bind("", port)
                 found["port"] = self._held_port.getsockname()[1]
             if "error" not in found and header.get("listens"):
                 everywhere = "::" if ":" in found["address"] else ""
-                found["probe_port"] = self._listen(network.listen(everywhere, 0))
+                found["probe_port"] = self._listen(network.bind(everywhere, 0))
                 if port is not None:
-                    self._listen(network.listen(everywhere, found["port"]))
+                    self._listen(network.bind(everywhere, found["port"]))
         except OSError as error:
             found["error"] = network.describe_error(error)
         self._send_queue.send(messages.ROUTED, **found)
@@ -218,6 +209,8 @@ class Responder:
     def _listen(self, listener: socket) -> int:
         """Send the token to everyone who connects, until the run starts; return the port."""
         self._listeners.append(listener)
+        listener.listen(512)
+        listener.setblocking(False)
         self._loop.watch(listener.fileno(), lambda: self._answer(listener))
         port: int = listener.getsockname()[1]
         return port

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from launcher.node.facts import network, visible_gpus
+from launcher.node.facts import gpus, network
 
 
 def is_in_job() -> bool:
@@ -28,9 +28,9 @@ def choose_gpus(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not is_in_job():
         return found
     # Not HIP's variable: it numbers only the GPUs that Slurm has left visible.
-    names = [name for name in (visible_gpus.CUDA, visible_gpus.ROCR) if name in os.environ]
-    given = visible_gpus.find_visible(found, {name: os.environ[name] for name in names})
-    if given is None or visible_gpus.UNKNOWN in given:
+    names = [name for name in (gpus.CUDA, gpus.ROCR) if name in os.environ]
+    given = gpus.find_visible(found, {name: os.environ[name] for name in names})
+    if given is None or gpus.UNKNOWN in given:
         return found
     return [gpu for gpu in found if gpu["index"] in given]
 

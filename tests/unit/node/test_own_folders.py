@@ -62,6 +62,8 @@ def test_own_links_are_followed(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "disk" / "own").chmod(0o755)
     make_own(str(cache / "launch"))
     assert (mode(tmp_path / "disk" / "own"), mode(tmp_path / "disk" / "own" / "trees")) == (0o700, 0o700)
+    (tmp_path / "disk").chmod(0o777)
+    assert "disk: others may write to it" in refusal(cache / "launch")
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     assert refusal(tmp_path / "a" / "c") == f"{tmp_path}/a: Not a directory"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.node.facts.visible_gpus import UNKNOWN, find_visible
+from launcher.node.facts.gpus import UNKNOWN, find_visible
 
 UUIDS = ("8932f937", "8932aaaa", "11ff", "2")
 NVIDIA = [{"index": index, "uuid": f"GPU-{name}-0000"} for index, name in enumerate(UUIDS)]
