@@ -10,7 +10,7 @@ The process that starts the ranks gets the sockets, too, so old ranks that still
 may have them: `workers.fork` closes them, and a program that is executed doesn't inherit them.
 
 Between two attempts the supervisor of the last one holds them, on its connection, until that of the next one asks: then
-it gives them back, and the other one takes them at once.
+it gives each back, and the other one binds it as soon as it is told so, whoever else is still to answer.
 
 A place in the queue is a name, too; its number is the time at which its run began, by its launch host's clock. So all
 hosts have the runs in one order. Whoever waits looks at who is before it each second.
@@ -239,11 +239,12 @@ class _Look:
     """One request to all who hold some names."""
 
     def __init__(
-        self, loop: Loop, names: Iterable[Name], request: Words, on_answers: Callable[[List[_Answer]], object]
-    ) -> None:
-        """on_answers: gets all answers, or after a moment those that came."""
+        self, loop: Loop, names: Iterable[Name], request: Words, on_answer: Callable[[_Answer], object],
+        on_answers: Callable[[List[_Answer]], object],
+    ) -> None:  # fmt: skip
+        """on_answer: gets each answer as it comes; on_answers: all of them, or after a moment those that came."""
         self._loop = loop
-        self._on_answers = on_answers
+        self._on_answer, self._on_answers = on_answer, on_answers
         data = json.dumps(request).encode()
         self._answers = [answer for name in names for answer in _call(name, data)]
         self._lines = {answer.sock: answer for answer in self._answers if answer.sock is not None}
@@ -252,11 +253,13 @@ class _Look:
         self._timer = loop.call_later(_ANSWER_S if self._lines else 0.0, self._finish)
 
     def _read(self, sock: socket.socket) -> None:
+        answer = self._lines[sock]
         try:
-            self._lines[sock].words = _read_words(sock.recv(_MOST_BYTES))
+            answer.words = _read_words(sock.recv(_MOST_BYTES))
         except OSError:
             pass
         self._hang_up(sock)
+        self._on_answer(answer)
         if not self._lines:
             self._finish()
 
@@ -327,17 +330,18 @@ class ClaimHolder:
         """Serve a CLAIM; gpus: of this node, as it reports them."""
         self._header, self._shown, self._is_over = header, None, False
         self._numbers = {_find_key(gpu): gpu["index"] for gpu in gpus}
-        try:
-            if header["is_look"]:
-                self._ask(self._list_names(), {}, lambda answers: self._send(self._read(answers)))
-                return
-            parts = [key for key, index in self._numbers.items() if index in header["gpus"]]
-            self._words = {key: header[key] for key in ("run", "name", "since", "until")}
-            self._words.update(is_shared=header["shares"], parts=parts)
-            self._end_own()
-            (self._enter if header["waits"] else self._claim)()
-        except OSError as error:  # such as no permission for sockets
-            self._send([], "its GPUs can't be claimed: %s" % error.strerror)
+        self._try(self._serve)
+
+    def _serve(self) -> None:
+        header = self._header
+        if header["is_look"]:
+            self._ask(self._list_names(), {}, lambda answers: self._send(self._read(answers)))
+            return
+        parts = [key for key, index in self._numbers.items() if index in header["gpus"]]
+        self._words = {key: header[key] for key in ("run", "name", "since", "until")}
+        self._words.update(is_shared=header["shares"], parts=parts)
+        self._end_own()
+        (self._enter if header["waits"] else self._claim)()
 
     def _claim(self, tries: int = _TRIES, *, was_here: bool = False) -> None:
         """Look who else is there, and then bind what is free; was_here: the run had claimed it before."""
@@ -389,9 +393,13 @@ class ClaimHolder:
 
     def _await_turn(self, answers: Sequence[_Answer]) -> None:
         """Say what is before this place, whenever that changes; who doesn't answer waits for nothing."""
-        rivals = self._find_rivals(self._read(answers))
+        claims = self._read(answers)
+        rivals = self._find_rivals(claims)
         if not rivals:  # somebody may have bound a name and not listen
-            busy = frozenset(part for part in self._words["parts"] if not _is_free((part, 0)))
+            own = {
+                part for claim in claims if claim.owner == self._owner for part in claim.parts
+            }  # of its last attempt
+            busy = frozenset(part for part in self._words["parts"] if part not in own and not _is_free((part, 0)))
             rivals = [Claim(None, busy)] if busy else []
         shown = [(claim.uid, claim.run, claim.is_waiting) for claim in rivals]
         if shown != self._shown:
@@ -418,14 +426,32 @@ class ClaimHolder:
         return [*claims, *sorted(name for name in found if not name[0])[:_MOST_PLACES]]
 
     def _take_over(self, names: Iterable[Name], act: Callable[[List[_Answer]], object]) -> None:
-        """Ask all others who hold these names; what an earlier attempt of this run has of them is then free."""
-        self._ask(names, {"takes": _identify(self._words)}, act)
+        """Ask all others who hold these names; what an earlier attempt of this run has is then this one's."""
+        self._ask(names, {"takes": _identify(self._words)}, act, self._bind_again)
 
-    def _ask(self, names: Iterable[Name], request: Words, act: Callable[[List[_Answer]], object]) -> None:
+    def _bind_again(self, answer: _Answer) -> None:
+        """Bind what an earlier attempt has just given back, before anybody else does."""
+        claim = read_claim(answer.uid, answer.words, [answer.name[0]])
+        if claim.owner == self._owner and answer.name[0] in self._words["parts"]:
+            self._own = self._own or Held(self._loop, self._words)
+            self._own.bind(answer.name)
+
+    def _ask(
+        self, names: Iterable[Name], request: Words, act: Callable[[List[_Answer]], object],
+        on_answer: Callable[[_Answer], object] = lambda answer: None,
+    ) -> None:  # fmt: skip
         """Ask all others who hold these names."""
         self._forget()
         own = {name for held in (self._own, self._place) if held is not None for name in held.sockets}
-        self._look = _Look(self._loop, [name for name in names if name not in own], request, act)
+        others = [name for name in names if name not in own]
+        self._look = _Look(self._loop, others, request, partial(self._try, on_answer), partial(self._try, act))
+
+    def _try(self, act: Callable[..., object], *arguments: object) -> None:
+        """Act, and tell the launcher if this system doesn't let it, such as without a permission for sockets."""
+        try:
+            act(*arguments)
+        except OSError as error:
+            self._send([], "its GPUs can't be claimed: %s" % error.strerror)
 
     def _read(self, answers: Iterable[_Answer]) -> list[Claim]:
         """Return the claims, and then the places in the queue in their order."""
@@ -463,7 +489,7 @@ class ClaimHolder:
 
     def _later(self, seconds: float, act: Callable[[], object]) -> None:
         self._loop.cancel(self._timer)
-        self._timer = self._loop.call_later(seconds, act)
+        self._timer = self._loop.call_later(seconds, partial(self._try, act))
 
     def _forget(self) -> None:
         self._loop.cancel(self._timer)

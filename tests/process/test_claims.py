@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -81,13 +82,17 @@ class Run:
     def send(self, kind: str, **fields: Any) -> None:
         self.said.append({"type": kind, **fields})
 
-    def claim(self, *gpus: int, look: bool = False, **more: Any) -> list[str]:
+    def claim(self, *gpus: int, **more: Any) -> list[str]:
         """Return whose runs are in the way."""
+        return self.hear(self.ask(*gpus, **more))
+
+    def ask(self, *gpus: int, look: bool = False, **more: Any) -> int:
+        """Let it claim; return how much it has said before."""
         waits, order = more.pop("waits", False), ClaimOrder(self._run, None, more.pop("since", SINCE), 1)
         header = {**order.as_fields(waits=waits), "is_look": look, "gpus": [*gpus], **more}
         count = len(self.said)
         self.holder.answer(header, self._gpus)
-        return self.hear(count)
+        return count
 
     def hear(self, count: int) -> list[str]:
         """Return who is in the way by what it says after so much."""
@@ -378,6 +383,37 @@ def test_a_line_that_moves_up_by_itself(gpus: str) -> None:
         other.holder.end()
     again.serve(lambda: len(again.said) > count and not again.said[-1]["rivals"])
     again.holder.end()
+
+
+def test_the_next_attempt_has_at_once_what_the_last_one_gives_back(gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though somebody else on this box never answers; nor does it wait for itself before that."""
+    last, following, taken = Run(gpus, "run"), Run(gpus, "run"), list[bool]()
+    assert last.claim(0) == []
+    last.holder.reserve(lambda: taken.append(True))
+    serving = threading.Thread(target=last.serve, args=[lambda: taken])
+    serving.start()
+    assert following.claim(0, waits=True) == []
+    monkeypatch.setattr(claims, "_ANSWER_S", NEVER_S)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mute:
+        mute.bind(f"\0launch/{gpus}C/0")
+        mute.listen()
+        following.ask(0)
+        following.serve(lambda: following.holder.fds)
+    serving.join()
+    following.holder.end()
+
+
+def test_a_claim_without_a_free_descriptor_is_said(gpus: str) -> None:
+    run, limits = Run(gpus, "run"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        run.ask(0)
+        run.serve(lambda: run.said)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert run.said[-1]["error"] == "its GPUs can't be claimed: Too many open files"
 
 
 def test_only_who_starts_ranks_has_the_sockets(gpus: str) -> None:
