@@ -116,13 +116,21 @@ class Attempt:
         self._has_restarts = bool(request.options.restarts)  # so that claims wait for what follows
         self._spares = spares
         self._stacks = StackTaker(session, request.record, request.console)
-        self._plan: LaunchPlan | None = None
         self._samples: RunSamples | None = None  # if the run takes any
         self._began_at = wall_clock()
         self._ranks_asked_at: float | None = None  # by time.monotonic(): the ranks are started from then on
         self._hang: HangWatch | None = None
         self._running_timer: asyncio.TimerHandle | None = None
-        self._judge: Judge | None = None  # once there is a plan
+        self._known: Judge | None = None  # once there is a plan
+
+    @property
+    def _judge(self) -> Judge:
+        assert self._known is not None  # whoever asks comes after the plan
+        return self._known
+
+    @property
+    def _plan(self) -> LaunchPlan:
+        return self._judge.plan
 
     async def execute(self) -> Result:
         """Run the job to its end on all nodes; raise LauncherError if it can't start."""
@@ -168,15 +176,15 @@ class Attempt:
         number = len(session.hosts) - self._spares
         session.release_after(number)
         del self._outputs[number:]
-        self._plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
+        plan = build_plan(self._job, session.hosts, inspection.facts[: len(session.hosts)], share)
         if not self._carried.attempts:  # with fewer hosts some ranks may be gone
-            refuse_unknown_ranks(self._plan, self._options.shown_ranks)
+            refuse_unknown_ranks(plan, self._options.shown_ranks)
         if is_moved and not self._carried.attempts:
-            self._say(f"launch: {report.cpu_words(self._job, self._plan)}")
-        self._judge = Judge(session, self._plan, self._outputs, share is None, wall_clock())
+            self._say(f"launch: {report.cpu_words(self._job, plan)}")
+        self._known = Judge(session, plan, self._outputs, share is None, wall_clock())
         if not self._options.is_dry:
             self._samples = RunSamples(
-                session, self._plan, inspection.facts, self._record, self._carried.odd, self._console,
+                session, plan, inspection.facts, self._record, self._carried.odd, self._console,
                 self._state.note_odd,
             )  # fmt: skip
         self._say_plan(inspection)
@@ -194,7 +202,6 @@ class Attempt:
 
     def _say_details(self) -> None:
         """Print, for -v, what is sent to each host and what the login shells printed."""
-        assert self._plan is not None
         for line in report.plan_lines(self._plan):
             self._say(line)
         if self._job.start == "warm" and not self._job.starts_warm:
@@ -204,7 +211,6 @@ class Attempt:
                 self._say(f"launch: {host.name}'s login shell printed: {line}")
 
     async def _print_plan(self) -> Result:
-        assert self._plan is not None
         names = {"run": None, "name": self._record.name, "code": describe_code(self._job)}
         self._console.emit("plan", **as_record(self._plan, names, is_dry=True))
         for line in report.plan_lines(self._plan):
@@ -214,7 +220,6 @@ class Attempt:
         return self._make_result(census)
 
     def _say_plan(self, inspection: Inspection) -> None:
-        assert self._plan is not None
         number, spares = self._carried.attempts, [host.name for host in self._request.spares]
         restarts = report.restart_words(self._options.restarts, spares)
         on_cpu = self._job.cpu or not any(fact.gpus for fact in inspection.facts)
@@ -261,7 +266,6 @@ class Attempt:
     # ---- the run ------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        assert self._plan is not None
         archive = trainer_archive() if self._job.program.kind is ProgramKind.BUILTIN else b""
         number = self._carried.attempts
         self._carried.others = ()
@@ -282,7 +286,6 @@ class Attempt:
 
     async def _watch(self) -> Cause | None:
         """Wait until all nodes have succeeded, or the first failure is known; a hang may be one."""
-        assert self._plan is not None and self._judge is not None
         session, judge = self.session, self._judge
         with (
             self._stacks.allowed(self._plan),
@@ -311,7 +314,6 @@ class Attempt:
 
     def _take_started(self, event: Event) -> None:
         """Note once all ranks run."""
-        assert self._plan is not None  # it has started them
         if [len(state.started) for state in self.session.states] != [node.nproc for node in self._plan.nodes]:
             return
         self._running_timer = asyncio.get_running_loop().call_later(ALL_RUN_S, self._note_all_running)
@@ -335,14 +337,14 @@ class Attempt:
     def _known_cause(self, number: int) -> Cause | None:
         """Return why the run had failed before a signal came, or None."""
         hang = self._hang.failure if self._hang is not None else None
-        return self._judge.cause_before(number, hang) if self._judge is not None else None
+        return self._judge.cause_before(number, hang) if self._known is not None else None
 
     # ---- after --------------------------------------------------------------------------------------------------
 
     async def _end(self, timeout_s: float, *, stays: bool = False) -> Census:
         """Stop all nodes, and show the output that was still on its way."""
-        if self._judge is not None:
-            self._judge.stopped_at = wall_clock()
+        if self._known is not None:
+            self._known.stopped_at = wall_clock()
         self._state.change(Activity.STOPPING)
         census = await self.session.stop_all(timeout_s, stays=stays)
         for output in self._outputs:
@@ -350,7 +352,7 @@ class Attempt:
         return census
 
     async def _stop_interrupted(self, number: int) -> Result:
-        if self._plan is None or self._options.is_dry:
+        if self._known is None or self._options.is_dry:
             self.session.say_failures()
             return self._make_result(await self._end(timeout_s=0), interrupted_by=number)
         timeout_s = self._job.timeouts.stop_timeout_s
@@ -412,11 +414,11 @@ class Attempt:
         if cause is None and interrupted_by is not None:
             code = EXIT_SIGNAL_BASE + interrupted_by
         asked_at, heard_at = self._ranks_asked_at, max((output.heard_at for output in self._outputs), default=0.0)
-        failed = self._judge.find_failed(cause) if cause is not None and self._judge is not None else ()
+        failed = self._judge.find_failed(cause) if cause is not None else ()
         return Result(
             code, self._seconds(), census, cause, failed, interrupted_by,
-            master_port=self._plan.master_port if self._plan is not None else None,
-            ranks=sum(node.nproc for node in self._plan.nodes) if self._plan is not None else 0,
+            master_port=self._plan.master_port if self._known is not None else None,
+            ranks=sum(node.nproc for node in self._plan.nodes) if self._known is not None else 0,
             is_network=self._has_lost_network(),
             output_s=max(0.0, heard_at - asked_at) if heard_at and asked_at is not None else None,
             has_saved=self._has_saved(),
@@ -433,7 +435,6 @@ class Attempt:
 
     def _say_cause(self, told: Failure) -> Cause:
         """Print the cause, from all that is known at the end; `told` is the failure that was reported as the first."""
-        assert self._judge is not None  # there is a cause
         cause = self._judge.cause(told=told)
         assert cause is not None  # it has failed
         failure = cause.failure
@@ -453,15 +454,13 @@ class Attempt:
     def _find_code(self, failure: Failure) -> tuple[str, str] | None:
         """Return the root of the code that was sent to a failure's host, there and here."""
         tree = self._job.tree
-        nodes = self._plan.nodes if tree is not None and self._plan is not None else ()
-        node = next((node for node in nodes if node.node_rank == failure.node_rank), None)
+        node = next((node for node in self._plan.nodes if node.node_rank == failure.node_rank), None)
         if tree is None or node is None:
             return None
         return node.cwd.removesuffix(tree.directory("")), tree.root
 
     def _sources_of(self, failure: Failure) -> list[Source]:
         """Return whose output is about a failure; if a host is to blame, torchrun and all its ranks."""
-        assert self._plan is not None  # there is a failure
         if failure.kind in (FailureKind.RANK, FailureKind.TORCHRUN, FailureKind.HANG):
             return [(failure.host, failure.rank)]
         node = next(node for node in self._plan.nodes if node.node_rank == failure.node_rank)

@@ -168,7 +168,3 @@ def test_free_gpus() -> None:
     assert set(fields(record)) | COMMON == documented("## launch free --json", record)
     (claim,) = record["hosts"][0]["claims"]
     assert (claim["since"][17:23], claim["until"][14:23]) == ("00.000", "01:00.000")
-
-
-def test_the_guide_leads_there() -> None:
-    assert "(docs/json.md)" in (Path(__file__).parents[2] / "LAUNCH_GUIDE.md").read_text("utf-8")

@@ -129,14 +129,6 @@ def test_a_disk_that_hangs_ends_no_run(tmp_path: Path, monkeypatch: pytest.Monke
     pipes[0].read_text()  # responds again
 
 
-def test_no_restart_is_left(tmp_path: Path) -> None:
-    done = run(tmp_path, FAILS.format(codes="3 4 5"), restarts=1)
-    assert done.result.exit_code == 4
-    assert done.words[-2].endswith(": 1 restart used, 1 without progress, 0 left")
-    counted = [attempt["restarts"] for attempt in done.record["attempts"]]
-    assert counted == [{"used": 1, "without_progress": 1, "left": 0}] * 2
-
-
 def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
     """Each attempt saves a new file before it fails in the same way as the one before."""
     script = f"[ $RANK = 0 ] && mkdir -p saves && >saves/$LAUNCH_ATTEMPT; sleep 0.3; {FAILS.format(codes='3 3 3')}"
