@@ -46,7 +46,7 @@ GONE = {
     "--note": "--name NAME",
     "--sync-secrets": "git add for what may be sent",
     "--accept-new-host-keys": "StrictHostKeyChecking accept-new in ssh_config",
-    "check --gpus-under-load": "test-distributed N --hosts LIST",
+    "check --gpus-under-load": "test-distributed N --hosts LIST --gpus-under-load SECONDS",
     "test-distributed --plot": "results.json among the logs, with all pairs of hosts",
     "check --packages": "launch check --json, which has the packages of each host",
     "check --verbose": "launch check, whose first line names what launcher.toml sets",

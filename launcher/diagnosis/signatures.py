@@ -140,6 +140,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "use fewer loader workers, a smaller batch, or a higher memory limit for the container or job",
         says="`Out of memory: Killed process`, `Detected 1 oom-kill event`",
     ),
+    Signature(
+        "killed-by-shell",
+        r"line \d+: +\d+ Killed\b",
+        "a program that the script started was killed, usually by the kernel because the host's memory is full",
+        "check `dmesg -T` on that host; use fewer loader workers, or a smaller batch",
+        says="`line 28: 8156 Killed`",
+    ),
     # the GPU and its driver
     Signature(
         "gpu-fell-off",
@@ -373,6 +380,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "the script doesn't accept {arguments}",
         "put launch's options before the script's name, and the script's own options after it",
         says="`error: unrecognized arguments`",
+    ),
+    Signature(
+        "variable-missing",
+        r"environment variable (?P<variable>\w+) expected, but not set",
+        "the script needs {variable}, which torchrun sets for its ranks",
+        "start it without --no-python; a wrapper script must start Python through `launch`",
+        says="`environment variable RANK expected, but not set`",
     ),
     Signature(
         "unused-parameters",

@@ -229,13 +229,12 @@ PROGRESS_S = 600.0  # ranks that have printed for so long count as progress, if 
 _KNOWN = {
     name: outcome
     for outcome, names in {
-        Outcome.INPUT: "arguments local-rank-unknown local-rank-wanted script-missing cannot-run line-ends "
-        "interpreter-missing command-missing",
+        Outcome.INPUT: "arguments local-rank script-missing cannot-run line-ends command-missing variable-missing",
         Outcome.IMPORT: "module-missing",
         Outcome.DISK: "disk-full save-cut-short",
-        Outcome.HOST: "gpu-fell-off gpu-ecc gpu-nvlink gpu-xid fabric-manager driver-state infiniband-port",
+        Outcome.HOST: "gpu-fell-off gpu-ecc fabric-manager driver-state infiniband-port",
         # Slurm has ended the job: its hosts are no longer ours.
-        Outcome.STOPPED: "slurm-time slurm-preemption slurm-node slurm-cancelled slurm-aborted",
+        Outcome.STOPPED: "slurm-ended slurm-aborted",
     }.items()
     for name in names.split()
 }

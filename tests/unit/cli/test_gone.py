@@ -28,7 +28,7 @@ TYPED = {
     "run --hosts a --legacy t.py": "--start plain",
     "check --hosts a --verbose": "launch check, whose first line names what launcher.toml sets",
     "check --hosts a --packages": "launch check --json, which has the packages of each host",
-    "check --hosts a --gpus-under-load 1s": "test-distributed N --hosts LIST",
+    "check --hosts a --gpus-under-load 1s": "test-distributed N --hosts LIST --gpus-under-load SECONDS",
     "test-distributed 2 --plot p.svg": "results.json among the logs, with all pairs of hosts",
     "run --hosts a --no-samples t.py": "leave it out: a sample takes no time of the ranks",
     "top --controller a": "launch top --hosts LIST",

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.diagnosis.cause import Cause, find_cause
 from launcher.diagnosis.failure import Failure, FailureKind
+from launcher.diagnosis.signatures import SIGNATURES
 from launcher.errors import (
     ChecksFailed,
     HostFailure,
@@ -16,6 +17,7 @@ from launcher.errors import (
     LauncherError,
     UsageError,
 )
+from launcher.runs import judge as judging
 from launcher.runs.judge import PROGRESS_S, find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import Ending, Outcome
 from launcher.runs.result import Result
@@ -57,6 +59,8 @@ def judge(*failures: Failure, **values: object) -> Ending:
         (replace(RANK, kind=FailureKind.HANG, code=None, text="no output"), Outcome.HANG, ("gpu2",)),
         (replace(RANK, kind=FailureKind.HANG, code=None, rank=None, text="no output"), Outcome.HANG, ()),
         (replace(RANK, stderr="slurmstepd: error: *** STEP 7.0 ON gpu2 CANCELLED AT 2026-11-23T10:00:00 ***\n"),
+         Outcome.STOPPED, ("gpu2",)),
+        (replace(RANK, stderr="slurmstepd: error: *** JOB 7 ON gpu2 CANCELLED AT 2026-11-23T10:00:00 DUE TO TIME LIMIT ***\n"),
          Outcome.STOPPED, ("gpu2",)),
     ],
 )  # fmt: skip
@@ -164,3 +168,7 @@ def test_of_two_hosts_nobody_knows_whose_network_failed() -> None:
     )
     for cause, refusal, incidents in ((cut, None, {}), (None, lost("gpu2"), {}), (killed, None, {"gpu2": "lost"})):
         assert find_incidents(cause, refusal, ending, has_one_other=True) == incidents
+
+
+def test_what_a_known_cause_means_is_said_of_causes_that_there_are() -> None:
+    assert judging._KNOWN.keys() <= {signature.name for signature in SIGNATURES}
