@@ -83,12 +83,14 @@ def test_a_terminal_that_breaks_holds_up_nobody() -> None:
         assert said.read().splitlines()[0] == b"launch: printing failed (%s); the run continues" % error
 
 
-def test_an_srun_that_gets_no_order_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("launcher.transports.srun.find_ports", lambda _: fail())
+def test_an_srun_that_gets_no_order_is_told(tmp_path: Path) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho SrunPortRange = 70000-70000\n")
+    scontrol.chmod(0o700)
     script = f"{THERE} n1 0 kept 3.11\n{THERE} n2 1 kept 3.11"
     with step_of(tmp_path, script) as step, pytest.raises(TransportError) as error:
         step.open(Host("n1"), "true")
-    assert error.value.failure.text == "the connection was lost: OverflowError('it broke')"
+    assert error.value.failure.text == "the connection was lost: OverflowError('bind(): port must be 0-65535.')"
 
 
 def test_an_srun_is_ended_where_no_thread_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def judge(*failures: Failure, **values: object) -> Ending:
         (replace(RANK, kind=FailureKind.HANG, code=None, rank=None, text="no output"), Outcome.HANG, ()),
         (replace(RANK, stderr="slurmstepd: error: *** STEP 7.0 ON gpu2 CANCELLED AT 2026-11-23T10:00:00 ***\n"),
          Outcome.STOPPED, ("gpu2",)),
-        (replace(RANK, stderr="slurmstepd: error: *** JOB 7 ON gpu2 CANCELLED AT 2026-11-23T10:00:00 DUE TO TIME LIMIT ***\n"),
+        (replace(RANK, stderr="slurmstepd: error: *** JOB 7 ON gpu2 CANCELLED AT 2026-11-23T10:00 DUE TO TIME LIMIT\n"),
          Outcome.STOPPED, ("gpu2",)),
     ],
 )  # fmt: skip
