@@ -21,7 +21,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.output.output_streams import Style
 from launcher.output.run_folder import create_record
-from launcher.runs import attempt, hangs, policy, state_keeper
+from launcher.runs import attempt, hangs, judge, policy, state_keeper
 from launcher.runs import run as run_module
 from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import find_culprits
@@ -136,6 +136,12 @@ def test_a_checkpoint_is_progress(tmp_path: Path) -> None:
     done = run(tmp_path, script, restarts=1, progress_dir="saves", saved_s=0.1)
     assert done.result.exit_code == 0
     assert [attempt["progress"] for attempt in done.record["attempts"]] == [True, True, True, False]
+
+
+def test_output_for_long_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "PROGRESS_S", 0.0)
+    done = run(tmp_path, FAILS.format(codes="3"), restarts=1)
+    assert [attempt["progress"] for attempt in done.record["attempts"]] == [True, False]
 
 
 def test_a_progress_dir_that_no_host_has_is_named(tmp_path: Path) -> None:
