@@ -33,9 +33,8 @@ from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs import host_history
 from launcher.runs.execution import execute_job, listed
 from launcher.runs.logout import warn_of_lost_memory
-from launcher.runs.run_list import RunList
+from launcher.runs.run_list import RunList, find_state, own_state
 from launcher.runs.run_request import QUEUED, RunRequest
-from launcher.runs.state_home import find_state, own_state
 from launcher.transports.agents.hub import LEAVE_S, Hub, Notice
 
 _READ_BYTES = 4096

@@ -36,13 +36,13 @@ from launcher.errors import LauncherError, UsageError
 from launcher.forms import FormError, SentAs, Within, load_json, reader_of
 from launcher.hosts.host import Host
 from launcher.node import system
+from launcher.node.own_folders import make_own
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_private, write_private
 from launcher.runs.result import Result
 from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_rows import RunRow
 from launcher.runs.run_state import Doing, RunState
-from launcher.runs.state_home import find_state, own_state
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw
@@ -491,6 +491,25 @@ def name_runs(runs: Sequence[ListedRun | RemoteRun], *, with_names: bool = True)
     """Return `20261120-091233 (baseline), 20261120-101500`, of ids and the names that runs may have."""
     titles = [f"{run.id} ({run.name})" if run.name and with_names else run.id for run in runs[:_MOST_NAMED]]
     return ", ".join(titles + ["..."] * (len(runs) > _MOST_NAMED))
+
+
+def find_state(variables: Mapping[str, str]) -> Path:
+    """Return the directory below XDG_STATE_HOME, by default ~/.local/state (XDG Base Directory 0.8).
+
+    What is read there names processes to signal, and programs and ssh_config files that run: nobody else may write it.
+    """
+    base = variables.get("XDG_STATE_HOME", "")
+    state = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"  # a relative one is invalid
+    return state / "launch"
+
+
+def own_state(state: Path, folder: str = "") -> None:
+    """Make the directory of find_state, and one in it, with mode 0700, as make_own does.
+
+    Raise OSError if that fails, or if another user could write there, or put another directory in its place.
+    """
+    for path in (state, state / folder) if folder else (state,):
+        make_own(str(path.absolute()))
 
 
 def claim_place(base: Path, run_id: str, token: str = "") -> bool:
