@@ -70,7 +70,7 @@ class Ranks:
         self._unfinished = b""  # the start of its last line
         self._on_started: Callable[[], object] = lambda: None  # for each rank that has started
         self._exited: set[int] = set()
-        self._ended: dict[int, tuple[int, float]] = {}  # process id of a child, or the starter's -> how and when
+        self._ended: dict[int, tuple[int, float]] = {}  # a rank's, or an orphan's, by process id: how and when
         self._is_over = False  # the launcher knows that no rank lives, or that torchrun has ended
         self._others: dict[int, Callable[[int], object]] = {}  # children that aren't ranks
         self._oom_kills: int | None = None  # that are of no concern; counted once a rank runs
@@ -94,14 +94,16 @@ class Ranks:
         on_started: called whenever a rank has started.
         """
         self._on_started = on_started
+        self._ended.clear()  # their process ids may become those of ranks
+        # Open for reading and writing, it never reaches its end, whatever the writers do. It comes first, while the
+        # user's pipe quota lasts: it is to have room for the reports of all ranks that end at once.
+        self._reports = workers.make_pipe(folder, starter.REPORTS, os.O_RDWR)
+        self._loop.watch(self._reports, self._read_reports)
         for local_rank in local_ranks:
             self._expected += 1
             for stream, name in workers.STREAMS.items():
                 fd = workers.make_pipe(folder, "%s.%d" % (name, local_rank), os.O_RDONLY)
                 self._send_queue.watch(fd, local_rank, stream)
-        # Open for reading and writing, it never reaches its end, whatever the writers do.
-        self._reports = workers.make_pipe(folder, starter.REPORTS, os.O_RDWR)
-        self._loop.watch(self._reports, self._read_reports)
 
     def await_exit(self, child: workers.Child, callback: Callable[[int], object]) -> None:
         """Call `callback(status)`, as wait(2) returns it, when a child that isn't a rank exits."""
@@ -116,11 +118,14 @@ class Ranks:
                 return
             if pid == 0:
                 return
-            if pid in self._others:
+            is_starter = self._owned.starter is not None and pid == self._owned.starter.pid
+            is_other = pid in self._others
+            if is_other:
                 self._others.pop(pid)(status)
-            if self._owned.starter is not None and pid == self._owned.starter.pid:
+            if is_starter:
                 self._meet_starters_end(status)
-            self._take_end(pid, status, time.monotonic())
+            if not is_other and not is_starter:
+                self._take_end(pid, status, time.monotonic())
 
     def _meet_starters_end(self, status: int) -> None:
         is_torchrun = self._torchrun is not None
@@ -142,10 +147,12 @@ class Ranks:
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:
         """Report a rank's end; it is kept for one whose start is read only later, as while another's is taken in."""
-        self._ended[pid] = status, ended_at
-        for local_rank, process in self._owned.ranks.items():
-            if process.pid == pid and local_rank not in self._exited:  # as it is if the starter died before it reaped
+        known = [local_rank for local_rank, process in self._owned.ranks.items() if process.pid == pid]
+        for local_rank in known:
+            if local_rank not in self._exited:  # as it is if the starter died before it reaped
                 self._report_exit(local_rank, status, ended_at)
+        if not known:
+            self._ended[pid] = status, ended_at
 
     def settle(self) -> None:
         """Record the exits of all ranks that have been told by now."""
@@ -175,7 +182,7 @@ class Ranks:
                 process = proc.parse_stat(report["stat"])
                 self._own(report["rank"], process)
                 if process.pid in self._ended:  # its end was read before, or it was inherited from a killed starter
-                    self._take_end(process.pid, *self._ended[process.pid])
+                    self._take_end(process.pid, *self._ended.pop(process.pid))
             else:
                 self._take_end(report["pid"], report["status"], report["ended_at"])
         return True

@@ -61,10 +61,16 @@ class Starter:
         self.report(rank=local_rank, stat=stat)
 
     def report(self, **fields: object) -> None:
-        """Write a line of JSON to the supervisor; if it is gone, nobody needs that."""
+        """Write a line of JSON to the supervisor, and wait for room in the pipe; if it is gone, nobody needs that.
+
+        A line that is no longer than PIPE_BUF is written at once, or not at all: reports of several threads don't mix.
+        """
+        line = json.dumps(fields).encode() + b"\n"
         try:
             with open(os.open(os.path.join(self.folder, REPORTS), os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as reports:
-                reports.write(json.dumps(fields).encode() + b"\n")
+                line = line[reports.write(line) or 0 :]
+                while line and self.keepers_fd not in select.select([self.keepers_fd], [reports], [])[0]:
+                    line = line[reports.write(line) or 0 :]
         except OSError:
             pass
 

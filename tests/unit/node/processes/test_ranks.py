@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from machines.patience import NEVER_S
 
 from launcher.node import messages
 from launcher.node.loop import Loop
@@ -20,6 +24,8 @@ from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.processes.starter import REPORTS
 
 pytestmark = pytest.mark.linux
+
+F_SETPIPE_SZ = 1031
 
 
 class Sent:
@@ -78,6 +84,81 @@ def test_one_kill_for_lack_of_memory_explains_one_rank(tmp_path: Path, scene: tu
         report(tmp_path, pid=100 + rank, status=9, ended_at=0.0)
         loop.run_once()
     assert sent.ooms == [None, "probable", None]
+
+
+def test_a_process_id_that_is_used_again_ends_no_rank(tmp_path: Path, scene: tuple[Ranks, Sent, Loop]) -> None:
+    """Those of an orphan that ended before, of a child that is no rank, and of a rank that has ended."""
+    ranks, sent, loop = scene
+    orphan, other = subprocess.Popen(["true"]), subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    ranks.await_exit(workers.Child(other.pid), lambda status: None)
+    os.waitid(os.P_PID, orphan.pid, os.WEXITED | os.WNOWAIT)
+    ranks.reap()
+    ranks.expect(str(tmp_path), range(4))
+    assert other.stdin is not None
+    other.stdin.close()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    ranks.reap()
+    stat = (proc.read_stat(os.getpid()) or "").partition(" ")[2]
+    for rank, pid in enumerate((orphan.pid, other.pid, 100)):
+        report(tmp_path, rank=rank, stat=f"{pid} {stat}")
+    report(tmp_path, pid=100, status=0, ended_at=0.0)
+    report(tmp_path, rank=3, stat=f"100 {stat}")
+    loop.run_once()
+    assert sent.exits == [(2, 0)]
+    report(tmp_path, pid=100, status=3 << 8, ended_at=0.0)
+    loop.run_once()
+    assert sent.exits == [(2, 0), (3, 3)]
+
+
+@pytest.fixture
+def small_pipe(tmp_path: Path) -> Iterator[int]:
+    """Yield the reading end of a pipe for reports that has one page, as a user has whose pipe quota is used up."""
+    fd = workers.make_pipe(str(tmp_path), REPORTS, os.O_RDWR)
+    fcntl.fcntl(fd, F_SETPIPE_SZ, 4096)
+    yield fd
+    os.close(fd)
+
+
+REPORT_ALL = """
+import sys
+from launcher.node.processes.starter import Starter
+starter = Starter([], sys.argv[1], 0, 0)
+for number in range(500):
+    starter.report(number=number)
+"""
+
+
+def start_reports(folder: Path, fd: int) -> subprocess.Popen[bytes]:
+    """Return a process that reports more than the pipe takes, once it is full; its stdin ends with the keepers."""
+    process = subprocess.Popen([sys.executable, "-c", REPORT_ALL, str(folder)], stdin=subprocess.PIPE)
+    while select.select([], [fd], [], 0)[1]:
+        assert process.poll() is None, "it dropped reports, or wrote none"
+        time.sleep(0.01)
+    return process
+
+
+def test_no_report_is_lost_while_the_pipe_is_full(tmp_path: Path, small_pipe: int) -> None:
+    process, data = start_reports(tmp_path, small_pipe), b""
+    while process.poll() is None or select.select([small_pipe], [], [], 0)[0]:
+        if select.select([small_pipe], [], [], 0.01)[0]:
+            data += os.read(small_pipe, 100)
+    assert [json.loads(line)["number"] for line in data.splitlines()] == list(range(500))
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_what_waits_for_the_pipe_notices_that_nobody_reads_it(
+    tmp_path: Path, small_pipe: int, *, is_held: bool
+) -> None:
+    """Also if a child of the supervisor still holds it open; then the keepers' end is a sign."""
+    process = start_reports(tmp_path, small_pipe)
+    assert process.stdin is not None
+    if is_held:
+        process.stdin.close()
+    else:
+        with Path(os.devnull).open() as null:
+            os.dup2(null.fileno(), small_pipe)
+    assert process.wait(NEVER_S) == 0
+    process.stdin.close()
 
 
 def report(folder: Path, **fields: object) -> None:
