@@ -146,6 +146,9 @@ class Rejoining:
 
     def _note_failure(self, absence: Absence, failure: HostFailure) -> None:
         self._hub.note_try(absence.host, f"from {self._own}: {failure.text}")
-        now_s = next((now.missing_s for now in self._hub.find_absences() if now.host == absence.host), 0.0)
+        now_s = next((now.missing_s for now in self._hub.find_absences() if now.host == absence.host), None)
         with self._lock:
-            self._tries[absence.host] = _Tries(now_s + PAUSE_S)
+            if now_s is None:  # it came back by itself
+                del self._tries[absence.host]
+            else:
+                self._tries[absence.host] = _Tries(now_s + PAUSE_S)

@@ -29,6 +29,7 @@ def make_own(path: str) -> None:
 
 def refuse_others(path: str) -> None:
     """Raise OSError if others may write to a directory, or could replace it, or one above it."""
+    os.stat(path)  # refuses links that lead round in a circle
     _refuse_others(os.path.abspath(path))
 
 

@@ -6,7 +6,10 @@ Small files are as they were listed, others come from the directory or what this
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
+import functools
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +117,7 @@ class Pieces:
         self._find = find
         self._found: dict[int, bytes | str] = {}  # by the place in the listing: to find a file hashes all of it
         self._kept: dict[tuple[bytes, int], Piece] = {}  # the one that was used last is at the end
+        self._lay_out = functools.lru_cache(_MOST_KEPT)(self._find_starts)  # once for all pieces of a node
         self._making = asyncio.Lock()
 
     async def get(self, bits: bytes, begin: int) -> Piece:
@@ -127,13 +131,21 @@ class Pieces:
                 del self._kept[next(iter(self._kept))]
         return piece
 
+    def _find_starts(self, bits: bytes) -> tuple[list[int], list[int]]:
+        """Return the places in the listing of what is wanted, and where the content of each begins in the stream."""
+        wanted = find_wanted(bits, self._entries)
+        sizes = (self._entries[index].size for index in wanted)
+        return wanted, [0, *itertools.accumulate(sizes)][: len(wanted)]
+
     def _make(self, bits: bytes, begin: int) -> Piece:
-        parts, place = [], 0  # in the stream
-        for index in find_wanted(bits, self._entries):
-            size = self._entries[index].size
-            first, last = max(begin - place, 0), min(begin + PIECE_BYTES - place, size)
+        wanted, starts = self._lay_out(bits)
+        parts = []
+        for number in range(max(bisect.bisect_right(starts, begin) - 1, 0), len(wanted)):
+            index, place = wanted[number], starts[number]
+            if place >= begin + PIECE_BYTES:
+                break
+            first, last = max(begin - place, 0), min(begin + PIECE_BYTES - place, self._entries[index].size)
             parts += [self._read(index, first, last)] if first < last else []
-            place += size
         content = b"".join(parts)
         sample = content[:_SAMPLE_BYTES]
         is_packed = len(zlib.compress(sample, _LEVEL)) < _WORTH_IT * len(sample)

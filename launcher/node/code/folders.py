@@ -93,9 +93,17 @@ def copy_file(source: str, entry: Entry, path: str) -> bool:
     try:
         found = os.fstat(fd)
         is_likely = stat.S_ISREG(found.st_mode) and found.st_size == entry.size
-        return is_likely and write_file(path, entry, listing.read_pieces(fd, entry.size))
+        return is_likely and write_file(path, entry, _read_readable(fd, entry.size))
     finally:
         os.close(fd)
+
+
+def _read_readable(fd: int, size: int) -> Iterable[bytes]:
+    """Yield the pieces of a file up to one that can't be read, as on a damaged disk: its content is then another."""
+    try:
+        yield from listing.read_pieces(fd, size)
+    except OSError:
+        pass
 
 
 class Folder:

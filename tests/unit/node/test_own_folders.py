@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node.own_folders import make_own
+from launcher.node.own_folders import make_own, refuse_others
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="run as root, to make directories of other users")
@@ -67,6 +67,8 @@ def test_own_links_are_followed(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     assert refusal(tmp_path / "a" / "c") == f"{tmp_path}/a: Not a directory"
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        refuse_others(str(tmp_path / "a"))
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o757])

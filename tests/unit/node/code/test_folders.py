@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -119,3 +120,16 @@ def test_a_directory_whose_listing_is_damaged_is_named_for_good(base: str) -> No
     for _ in range(2):
         assert folders.prune(base, kept=0) == (0, 0, [folder.root])
     assert Path(folder.root, "a").read_bytes() == DATA
+
+
+def test_a_file_that_cannot_be_read_is_one_that_is_missing(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, (entry,) = make(base, "whole")
+
+    def refuse(*arguments: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", refuse)  # as on a damaged disk
+    assert not folders.copy_file(f"{folder.root}/whole", entry, str(tmp_path / "copy"))
+    assert not (tmp_path / "copy").exists()
