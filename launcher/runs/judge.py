@@ -193,6 +193,7 @@ class _Node:
             at=self.state.ended.at if self.state.ended else wall_clock(),
             code=ending.code if ending else None,
             signal=ending.signal if ending else None,
+            oom=ending.oom if ending else None,
             in_slurm_step=self.session.is_slurm_step,
             text="" if ending else failure.text,
             stderr=self.session.noise(self.index),

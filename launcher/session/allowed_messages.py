@@ -27,10 +27,11 @@ Signal = Annotated[int, Within(0, 64)]
 
 @dataclass(frozen=True, slots=True)
 class KeeperEnding:
-    """How a supervisor or guardian ended, as the other one of them says."""
+    """How a supervisor or guardian ended, as the other one of them says; or what started the ranks without torchrun."""
 
     code: ExitCode | None = None
     signal: Signal | None = None
+    oom: Literal["probable", None] = None
 
 
 @dataclass(frozen=True, slots=True)

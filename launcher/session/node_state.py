@@ -82,7 +82,7 @@ class NodeState:
     has_saved: bool | None = None  # it found one; None: not known
     lacks_folder: bool = False  # in which it should look
     census: Mapping[str, Any] | None = None
-    keeper_ending: KeeperEnding | None = None  # of the supervisor, where its guardian says so
+    keeper_ending: KeeperEnding | None = None  # of a helper, where another one says so
     is_lost: bool = False  # the connection broke
     lost_at: float | None = None  # then, wall-clock here
     has_sent_all: bool = False  # it ended after the census, or waits for the next attempt; all that it sent was taken

@@ -229,7 +229,9 @@ def test_the_shim_is_killed(nodes: Nodes) -> None:
     assert node.stop() == []
     kinds = [message["type"] for message in node.messages if message["type"] in (messages.FAILED, messages.EXIT)]
     assert kinds == [messages.FAILED, messages.EXIT, messages.EXIT]
-    assert node.wait_for(messages.FAILED)["text"] == "the helper that starts the ranks was killed"
+    failed = node.wait_for(messages.FAILED)
+    assert failed["text"] == "the helper that starts the ranks was killed"
+    assert failed["supervisor"] == {"code": None, "signal": signal.SIGKILL, "oom": None}
     assert [message["was_stopping"] for message in node.find(messages.EXIT)] == [True, True]
 
 

@@ -142,7 +142,11 @@ class Ranks:
             self._send_queue.drain()
             self._tell_over(status)
         elif self.ending_since is None:
-            self._send_queue.send(messages.FAILED, text="the helper that starts the ranks was killed")
+            ending = workers.describe_status(status)
+            # A code says less than the text of a warm Python that has reported why it exits.
+            killed = dict(ending, oom=self._judge_kill(ending)) if ending["signal"] else None
+            text = "the helper that starts the ranks was killed"
+            self._send_queue.send(messages.FAILED, text=text, supervisor=killed)
             self.ending_since = time.monotonic()  # the kernel kills its ranks now, which isn't their fault
 
     def _take_end(self, pid: int, status: int, ended_at: float) -> None:

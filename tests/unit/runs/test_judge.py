@@ -20,6 +20,7 @@ from launcher.output.lines import STDERR
 from launcher.output.node_output import NodeOutput
 from launcher.runs.judge import LOST_HOST_SLACK_S, Judge, find_lost_host_wait
 from launcher.runs.report import cause_block
+from launcher.session.allowed_messages import read_message
 from launcher.session.connection import Event
 from launcher.session.node_state import NodeState
 
@@ -47,6 +48,19 @@ def fake_session(state: NodeState) -> Fake:
 def test_torchrun_is_named_if_nobody_knows_how_its_ranks_ended() -> None:
     (failure,) = fail("Signal 15 received\n", 0, 1)
     assert (failure.kind, failure.ending) == (FailureKind.TORCHRUN, "exit code 1")
+
+
+def test_what_started_the_ranks_of_a_host_was_killed() -> None:
+    """The kernel's count of its kills explains that as it does for a rank."""
+    ending = {"code": None, "signal": 9, "oom": "probable"}
+    state = NodeState("gpu2")
+    told = read_message({"type": messages.FAILED, "text": "the helper was killed", "supervisor": ending})
+    state.take(Event(0, messages.FAILED, told, 100.0))
+    cause = find_cause(Judge(fake_session(state), PLAN, [NodeOutput("gpu2", None, None)], True, 0.0).failures())
+    assert cause is not None
+    assert cause.explanation is not None
+    assert (cause.failure.kind, cause.failure.exit_code) == (FailureKind.SUPERVISOR, 137)
+    assert cause.explanation.cause.startswith("the host's memory was full")
 
 
 def test_a_message_that_took_long_does_not_change_the_order_of_a_hosts_exits() -> None:

@@ -34,11 +34,14 @@ class Sent:
     def __init__(self) -> None:
         self.exits: list[tuple[int, int]] = []
         self.ooms: list[str | None] = []
+        self.starters_ends: list[dict[str, Any] | None] = []
 
     def send(self, kind: str, **fields: Any) -> None:
         if kind == messages.EXIT:
             self.exits.append((fields["local_rank"], fields["code"]))
             self.ooms.append(fields["oom"])
+        elif kind == messages.FAILED:
+            self.starters_ends.append(fields.get("supervisor"))
 
     def watch(self, fd: int, local_rank: int, stream: int) -> None:
         """Nothing of the ranks is in a pipe."""
@@ -84,6 +87,29 @@ def test_one_kill_for_lack_of_memory_explains_one_rank(tmp_path: Path, scene: tu
         report(tmp_path, pid=100 + rank, status=9, ended_at=0.0)
         loop.run_once()
     assert sent.ooms == [None, "probable", None]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_kill_for_lack_of_memory_explains_the_end_of_what_starts_the_ranks(
+    tmp_path: Path, scene: tuple[Ranks, Sent, Loop], *, is_killed: bool
+) -> None:
+    """If it exits, its own words do."""
+    ranks, sent, loop = scene
+    ranks.vmstat = str(tmp_path / "vmstat")
+    starter = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    ranks.set_starter(workers.Child(starter.pid))
+    ranks.expect(str(tmp_path), [0])
+    Path(ranks.vmstat).write_text("oom_kill 7\n")
+    report(tmp_path, rank=0, stat=proc.read_stat(os.getpid()))
+    loop.run_once()
+    Path(ranks.vmstat).write_text("oom_kill 8\n")
+    assert starter.stdin is not None
+    if is_killed:
+        starter.kill()
+    starter.stdin.close()
+    os.waitid(os.P_PID, starter.pid, os.WEXITED | os.WNOWAIT)
+    ranks.reap()
+    assert sent.starters_ends == [{"code": None, "signal": 9, "oom": "probable"} if is_killed else None]
 
 
 def test_a_process_id_that_is_used_again_ends_no_rank(tmp_path: Path, scene: tuple[Ranks, Sent, Loop]) -> None:
