@@ -40,7 +40,7 @@ class Server:
     def serve(self) -> NoReturn:
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj in self._selector.get_map():  # another event of this turn may have removed it
+                if key in self._selector.get_map().values():  # another event of this turn may have removed it
                     key.data()
 
     def _accept(self) -> None:

@@ -155,7 +155,7 @@ def test_a_question_at_ctrl_c_names_who_has_failed_and_hangs_up() -> None:
     with pytest.raises(Interrupted):
         asyncio.run(ask())
     assert "  b: nothing listens" in screen.words
-    assert quiet.may_speak.is_set(), "it is still connected"
+    assert quiet.may_speak.wait(DEADLINE_S), "it is still connected"
 
 
 # ---- launch exec ----------------------------------------------------------------------------------------------------
