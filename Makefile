@@ -20,7 +20,7 @@ IN_VENV = PATH="$(CURDIR)/$(BIN):$$PATH"
 INSTALL = PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # program:package, for the tests; sshd is in a directory that is often not on PATH.
-DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh crontab:cron cc:gcc zsh:zsh fish:fish dockerd:docker.io
+DEBIAN := sshd:openssh-server ssh:openssh-client ip:iproute2 ps:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge pdsh:pdsh crontab:cron cc:gcc zsh:zsh fish:fish chromium:chromium dockerd:docker.io podman:podman
 
 .PHONY: help demo test test-quick test-pythons lint bench clean debian
 .DELETE_ON_ERROR:

@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,12 @@ RANK = "sleep 7531"
 
 @dataclass(frozen=True)
 class Containers:
-    """A Docker of these tests alone, and a container that runs."""
+    """A container runtime of this test alone, and a container that runs."""
 
     argv: Sequence[str]  # before what it is to do
     folder: Path
-    daemon: subprocess.Popen[bytes]
+    daemon: subprocess.Popen[bytes] | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def enter(self) -> str:
@@ -48,9 +50,11 @@ class Containers:
         return shlex.join([*self.argv, "exec", "-i", NAME])
 
     def do(self, *words: str) -> str:
-        """Let Docker do something."""
-        argv = [*self.argv, *words]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        """Let the runtime do something."""
+        done = subprocess.run(
+            [*self.argv, *words], env={**os.environ, **self.environ}, capture_output=True, text=True,
+            timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -123,64 +127,91 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
         subprocess.run(["umount", place], stderr=subprocess.DEVNULL, check=False)
 
 
-def test_a_run_is_inside(docker: Containers) -> None:
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    folder = tmp_path_factory.mktemp("podman")
+    if shutil.which("podman") is None:
+        pytest.skip("no podman: apt-get install podman")
+    config = folder / "containers.conf"  # by default it raises limits, which not every root may do
+    config.write_text("[containers]\ndefault_ulimits = []\n")
+    with tempfile.TemporaryDirectory() as short:  # it takes 50 letters
+        argv = (
+            "podman", f"--root={folder}/root", f"--runroot={short}", "--storage-driver=vfs",
+            "--cgroup-manager=cgroupfs", "--events-backend=file",
+        )  # fmt: skip
+        found = Containers(argv, folder, environ={"CONTAINERS_CONF": str(config)})
+        try:
+            found.start()
+            yield found
+        finally:
+            found.do("rm", "--force", "--all", "--time=0")
+
+
+@pytest.fixture(params=["docker", "podman"])
+def containers(request: pytest.FixtureRequest) -> Containers:
+    found: Containers = request.getfixturevalue(request.param)
+    return found
+
+
+def test_a_run_is_inside(containers: Containers) -> None:
     words = ("--cpu", "--nproc", "2", "--no-python", "--", "sh", "-c", "readlink /proc/self/ns/pid; exit 7")
-    done = docker.launch("run", *words, code=7)
+    done = containers.launch("run", *words, code=7)
     places = {line.split("] ")[1] for line in done.stdout.splitlines()}
     assert len(places) == 1 and places != {read_namespace(os.getpid(), "pid")}
     assert "0 processes left on 1 host, exit code 7" in done.stderr
-    assert docker.launch("exec", "--", "readlink /proc/self/ns/pid", code=0).stdout.split("] ")[1].strip() in places
-    assert "nothing is left behind on 1 host" in docker.launch("clean", code=0).stderr
-    assert docker.list_inside() == []
+    assert containers.launch("exec", "--", "readlink /proc/self/ns/pid", code=0).stdout.split("] ")[1].strip() in places
+    assert "nothing is left behind on 1 host" in containers.launch("clean", code=0).stderr
+    assert containers.list_inside() == []
 
 
-def find_client(docker: Containers, helper: int) -> int:
+def find_client(containers: Containers, helper: int) -> int:
     """Return the process outside that has started the helper in the container."""
     found = [pid for pid in list_pids(read_namespace(os.getpid(), "pid")) if "~launch" in read_command(pid)]
     (client,) = [pid for pid in found if NAME in read_command(pid).split() and read_parent(pid) != helper]
     return client
 
 
-def test_nothing_stays_inside(docker: Containers) -> None:
+def test_nothing_stays_inside(containers: Containers) -> None:
     """If the client dies; tests/faults has the other deaths."""
-    with docker.running("--silence", f"{slowed(2):g}s") as process:
-        helper = next(pid for pid in docker.list_inside() if "~launch" in read_command(pid))
-        send_signal(find_client(docker, helper), signal.SIGKILL)
+    with containers.running("--silence", f"{slowed(2):g}s") as process:
+        helper = next(pid for pid in containers.list_inside() if "~launch" in read_command(pid))
+        send_signal(find_client(containers, helper), signal.SIGKILL)
         assert process.wait(DEADLINE_S) == 1
-        said = (docker.folder / "said").read_text()
-        assert "0 processes left on 1 host" in said and f"{docker.enter} was killed" in said
-        assert wait_until(lambda: not docker.list_inside()), [*map(read_command, docker.list_inside())]
+        said = (containers.folder / "said").read_text()
+        assert "0 processes left on 1 host" in said and f"{containers.enter} was killed" in said
+        assert wait_until(lambda: not containers.list_inside()), [*map(read_command, containers.list_inside())]
 
 
-def test_a_detached_run_is_stopped(docker: Containers) -> None:
+def test_a_detached_run_is_stopped(containers: Containers) -> None:
     """Its controller and agent are inside as well."""
-    with docker.running("--detach", "--name", "far"):
+    with containers.running("--detach", "--name", "far"):
         pass  # its terminal is killed
-    assert {"launch", "launch-agent"} <= {*map(read_name, docker.list_inside())}
-    run_launch("stop", "far", cwd=docker.folder, code=0)
-    assert wait_until(lambda: not docker.list_inside())
+    assert {"launch", "launch-agent"} <= {*map(read_name, containers.list_inside())}
+    run_launch("stop", "far", cwd=containers.folder, code=0)
+    assert wait_until(lambda: not containers.list_inside())
 
 
-def test_why_nothing_starts_there_is_one_line_with_a_fix(docker: Containers) -> None:
+def test_why_nothing_starts_there_is_one_line_with_a_fix(containers: Containers) -> None:
     def fail(enter: str, python: str = sys.executable) -> list[str]:
         words = ("exec", "--hosts", "127.0.0.1", "--enter", enter, "--python", python, "--", "true")
-        done = run_launch(*words, cwd=docker.folder, code=EXIT_UNREACHABLE)
+        done = run_launch(*words, cwd=containers.folder, code=EXIT_UNREACHABLE)
         lines = [line.strip() for line in done.stderr.splitlines()]
         place = next(index for index, line in enumerate(lines) if line.startswith("127.0.0.1: "))
         return lines[place : place + 2]
 
-    missing = docker.enter.replace(NAME, "nosuch")
+    missing = containers.enter.replace(NAME, "nosuch")
     why, fix = fail(missing)
     assert why.startswith(f"127.0.0.1: {missing} has ended (exit code ") and "o such container" in why
     assert fix == f"fix: try it by hand there: {missing} true"
     why, fix = fail("sh -c 'exec \"$@\" </dev/null' sh")
     assert why.endswith("passes on no input") and "need -i" in fix
-    why, fix = fail(docker.enter, "/nosuch/python")
+    why, fix = fail(containers.enter, "/nosuch/python")
     assert why == "127.0.0.1: no Python 3.8 or newer there (tried /nosuch/python)"
 
 
 def test_the_daemon_dies(docker: Containers) -> None:
     """Then the client ends, and nothing closes the stdin of what it has started: its lease ends it."""
+    assert docker.daemon is not None
     with docker.running("--silence", f"{slowed(2):g}s") as process:
         inside = docker.list_inside()
         docker.daemon.kill()
