@@ -201,16 +201,16 @@ def fail_on_a_full_disk(launch: FaultLaunch) -> None:
 
 def stop_twice(launch: FaultLaunch) -> None:
     """A second Ctrl-C would kill ranks that save; the second `stop` doesn't."""
-    first, second = (launch.slurm.start("launch", "stop", cwd=launch.folder, stderr=subprocess.PIPE) for _ in range(2))
+    first = launch.slurm.start("launch", "stop", cwd=launch.folder, stderr=subprocess.PIPE)
     assert wait_until(lambda: count_logged(launch, "] saving ") == 4)  # the terminal may have left the run by now
+    second = launch.slurm.start("launch", "stop", cwd=launch.folder, stderr=subprocess.PIPE)
+    assert second.stderr is not None
+    is_news = re.compile(rb"(?!launch: waiting for )").match
+    came_second = next(filter(is_news, second.stderr))
     launch.started[-1].go()
-    said_by_both = [
-        [line for line in each.communicate()[1].decode().splitlines() if not line.startswith("launch: waiting for ")]
-        for each in (first, second)
-    ]
-    assert [each.returncode for each in (first, second)] == [0, 0], said_by_both
-    assert said_by_both[0][-1] == said_by_both[1][-1]
-    assert sorted(len(lines) for lines in said_by_both) == [1, 2], "one of them says that it came second"
+    (last,), rest = (list(filter(is_news, each.communicate()[1].splitlines(keepends=True))) for each in (first, second))
+    assert (first.returncode, second.returncode) == (0, 0), (came_second, last, rest)
+    assert rest == [last] != [came_second]
 
 
 def count_logged(launch: FaultLaunch, words: str) -> int:
