@@ -153,14 +153,14 @@ def refuse_trailing(context: click.Context) -> None:
         return
     known = {flag for param in context.command.params for flag in (*param.opts, *param.secondary_opts)}
     known -= {*before, *(_HOSTS if _HOSTS.intersection(before) else ())}
-    behind = [flag for flag in _list_flags(words) if flag in known]
+    behind = [flag for flag in _list_flags(words) if flag in known & (_ACTIONS | _HOSTS)]
+    if not behind:
+        return
+    if words[0] in COMMANDS and context.command.name == DEFAULT_COMMAND:
+        _refuse_unknown_word(words[0])
     program = shlex.quote(words[0])
-    for flag in behind:
-        if flag in _ACTIONS or flag in _HOSTS:
-            if words[0] in COMMANDS and context.command.name == DEFAULT_COMMAND:
-                _refuse_unknown_word(words[0])
-            fix = f"put it before {program}, or put -- before {program} to pass it to {program}"
-            raise UsageError(f"{flag} after {program} would go to {program}, not to launch", fix)
+    fix = f"put it before {program}, or put -- before {program} to pass it to {program}"
+    raise UsageError(f"{behind[0]} after {program} would go to {program}, not to launch", fix)
 
 
 def part_words(words: Sequence[str]) -> list[str]:

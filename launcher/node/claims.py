@@ -3,8 +3,7 @@
 Who uses a GPU has bound the name that belongs to its UUID, and listens there. Nobody else can bind it, the kernel frees
 it when the last process that has the socket is gone, and says whose it is (SO_PEERCRED). Whoever wants to know more
 calls: the holder answers with one message, its own word. One that is frozen doesn't answer, and its backlog may be
-full; it still holds its GPUs. Who starts on GPUs of others anyway
-(--share) takes the next number of the same UUID.
+full; it still holds its GPUs. Who starts on GPUs of others anyway (--share) takes the next number of the same UUID.
 
 The process that starts the ranks gets the sockets, too, so old ranks that still save keep others out. No other process
 may have them: `workers.fork` closes them, and a program that is executed doesn't inherit them.
