@@ -246,5 +246,7 @@ def ask(launch: FaultLaunch, *words: str, code: int = 0) -> subprocess.Completed
 
 
 def find_process(host: Host, name: str) -> Process:
-    (found,) = (process for process in host.processes() if read_name(process.pid) == name)
+    """Return the process with that name; a child that hasn't run its own program yet has its parent's name."""
+    named = [process for process in host.processes() if read_name(process.pid) == name]
+    (found,) = (process for process in named if process.parent not in {other.pid for other in named})
     return found
