@@ -94,13 +94,13 @@ def print_dry_run(job: Job, hosts: Sequence[Host], request: Request, share: tupl
     from launcher.cli.runner import plan_unasked, read_run_options
     from launcher.job.plan import refuse_unknown_ranks
     from launcher.output.console import dated
-    from launcher.runs.plan_record import as_record, describe_code
+    from launcher.runs.records import describe_code, describe_plan
     from launcher.runs.report import plan_lines
 
     plan = plan_unasked(job, hosts, share)
     refuse_unknown_ranks(plan, read_run_options(request).shown_ranks)
     if request.as_json:
-        record = as_record(plan, {"run": None, "name": request.name, "code": describe_code(job)}, is_dry=True)
+        record = describe_plan(plan, is_dry=True, name=request.name, code=describe_code(job))
         click.echo(json.dumps(dated("plan", **record)))
         return 0
     if job.tree is not None:

@@ -28,7 +28,7 @@ from launcher.output.run_folder import create_record
 from launcher.runs import host_history
 from launcher.runs.code_version import keep_code_version
 from launcher.runs.execution import execute_job, listed
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
 

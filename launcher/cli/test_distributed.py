@@ -45,7 +45,7 @@ from launcher.output.console import dated
 from launcher.preflight import load
 from launcher.preflight.findings import NOTE, PROBLEM
 from launcher.runs.culprits import SHORT, NoVerdictError, find_culprits
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run_request import Opener
 from launcher.session.signals import Interrupted
 

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 
 from launcher.clock import iso_time, utc_offset, wall_clock
@@ -39,8 +39,7 @@ from launcher.runs import report
 from launcher.runs.hangs import HangWatch, StackTaker
 from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge, find_lost_host_wait
-from launcher.runs.plan_record import as_record, describe_code, host_records
-from launcher.runs.result import Result
+from launcher.runs.records import Result, describe_code, describe_hosts, describe_plan
 from launcher.runs.run_request import ALL_RUN, RunRequest
 from launcher.runs.run_state import Activity
 from launcher.runs.samples import PERIOD_S, RunSamples
@@ -211,8 +210,8 @@ class Attempt:
                 self._say(f"launch: {host.name}'s login shell printed: {line}")
 
     async def _print_plan(self) -> Result:
-        names = {"run": None, "name": self._record.name, "code": describe_code(self._job)}
-        self._console.emit("plan", **as_record(self._plan, names, is_dry=True))
+        plan = describe_plan(self._plan, is_dry=True, name=self._record.name, code=describe_code(self._job))
+        self._console.emit("plan", **plan)
         for line in report.plan_lines(self._plan):
             self._console.show(line)
         census = await self.session.stop_all(timeout_s=0)
@@ -250,18 +249,14 @@ class Attempt:
         disk.put(partial(self._record.link, [node.node_rank for node in self._plan.nodes]))
         said = [warning.one_line for warning in warnings]
         times = {} if number else {"started_at": iso_time(wall_clock()), "utc_offset": utc_offset()}
-        sent = describe_code(self._job)
         hosts, facts = self.session.hosts, inspection.facts[: len(self.session.hosts)]
-        values = {
-            **times,
-            "plan": as_record(self._plan, {}),
-            "code": sent and asdict(sent),
-            "hosts": host_records(hosts, facts),
-            "warnings": said,
-        }
-        disk.put(partial(self._record.update, values))
-        names = {"run": self._record.run_id, "name": self._record.name, "logs": str(self._record.folder.absolute())}
-        self._console.emit("plan", **as_record(self._plan, {**names, "attempt": number, "code": sent}))
+        plan = describe_plan(
+            self._plan, run=self._record.run_id, name=self._record.name, logs=str(self._record.folder.absolute()),
+            attempt=number, code=describe_code(self._job),
+        )  # fmt: skip
+        values = {"plan": plan, "code": plan["code"], "hosts": describe_hosts(hosts, facts), "warnings": said}
+        disk.put(partial(self._record.update, times | values))
+        self._console.emit("plan", **plan)
 
     # ---- the run ------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.write_queue import STALLED_S
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.notification import Notifier
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run import Run
 from launcher.runs.run_list import RunList, RunListEntry
 from launcher.runs.run_request import RunRequest

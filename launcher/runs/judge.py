@@ -23,7 +23,7 @@ from launcher.node import messages
 from launcher.output.lines import STDERR, STDOUT
 from launcher.output.node_output import NodeOutput
 from launcher.runs.policy import Ending, Outcome
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run_json import Incident
 from launcher.session.connection import Event
 from launcher.session.node_state import NodeState

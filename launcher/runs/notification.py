@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError
 from launcher.node.agents.notice import run_notice
+from launcher.runs.records import Result
 from launcher.runs.report import describe_cause
-from launcher.runs.result import Result
 
 LOOK_S = 5.0  # for the shell to find the program
 _PLAIN_WORD = re.compile(r"\s*([\w./+-]+)(?=\s|$)")

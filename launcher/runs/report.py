@@ -24,7 +24,7 @@ from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.output.output_streams import Line, Style
 from launcher.preflight.findings import Finding
 from launcher.runs.policy import Ending, Stop, describe
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.session.node_state import Census
 from launcher.wording import count, duration, listed, plural, span
 

@@ -37,7 +37,7 @@ from launcher.runs.policy import (
     waits_for_hosts,
 )
 from launcher.runs.queue import AGAIN_S, SAY_S, BusyError, Place, Queue, QueueTimeoutError
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run_json import EndedAttempt
 from launcher.runs.run_request import QUEUED, RunRequest
 from launcher.runs.run_state import Activity, RestartCount

@@ -16,7 +16,6 @@ from launcher.runs.run_state import RestartCount
 
 Incident = Literal["lost", "failed its checks", "failed test-distributed", "had a broken GPU"]
 INCIDENTS = get_args(Incident)  # what can go wrong with a host
-PLAN_OF_EVENT = ("run", "name", "logs", "attempt", "code")  # the fields of a plan that it has in --json alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,11 @@ class Node:
     first_rank: Count | None  # the first rank on the host; `null` if it depends on the hosts' GPUs, in a dry run
     nproc: Count | None  # the number of ranks on the host; `null` if it depends on its GPUs, in a dry run
     cwd: str = ""  # the directory in which the ranks run
-    # what is executed there: torchrun, or a rank if there is no torchrun; not in a dry run
+    # what is executed there: torchrun, or a rank if there is no torchrun; empty in a dry run
     argv: tuple[Text, ...] = ()
-    # the variables that `launch` sets there, by name; not those of `--env` and the forwarded ones; not in a dry run
+    # the variables that `launch` sets there, by name; not those of `--env` and the forwarded ones; empty in a dry run
     env: Mapping[str, Text] = field(default_factory=dict)
-    command: Text = ""  # the line for a shell on that host, as `--dry-run` prints it; only in a dry run
+    command: Text = ""  # the line for a shell on that host, as `--dry-run` prints it; empty if it is none
 
     @property
     def ranks(self) -> range:
@@ -75,16 +74,16 @@ class SentCode:
 class Plan:
     """What is started where."""
 
-    run: str | None = None  # the run's ID; `null` in a dry run, for which no run is made; not in run.json
-    name: str | None = None  # the value of `--name`; not in run.json
-    logs: str = ""  # the directory of its logs, on the machine that controls the run; not in run.json or a dry run
-    attempt: int = 0  # the number of the restart, 0 for the first attempt; not in run.json or a dry run
+    run: str | None = None  # the run's ID; `null` in a dry run, for which no run is made
+    name: str | None = None  # the value of `--name`
+    logs: str = ""  # the directory of its logs, on the machine that controls the run; empty in a dry run
+    attempt: int = 0  # the number of the restart, 0 for the first attempt
     program: PlannedProgram | None = None
     world_size: int | None = None  # the number of ranks; `null` if it depends on the hosts' GPUs, in a dry run
     master_addr: str | None = None  # the address of node 0 that the ranks get; `null` if only the hosts know it
     master_port: int | None = None  # the port of node 0; `null` if only node 0 knows it
     nodes: tuple[Node, ...] = ()
-    code: SentCode | None = None  # the code that `--sync` sent, or would send, as in run.json, which has it elsewhere
+    code: SentCode | None = None  # the code that `--sync` sent, or would send; `null` without it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A run has a directory below the user's state directory, with four kinds of files
   kernel releases the lock whatever ends the process, and after a restart of the machine nothing is locked.
 - `controller.json`, what the controller says: where it is, what the run does now, and how it ended. One that was killed
   doesn't say that.
-- `stop`, once the run is being stopped.
+- `stop`, until the run is being stopped: one of those who want to stop it removes that file, also on a full disk.
 - what the launch host knows: how the run was typed, its code, and in `planted.json` the way to a controller elsewhere,
   with the row of its end once that was seen: only that machine knows how the run is doing.
 
@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 from launcher.clock import boot_id
 from launcher.errors import LauncherError, UsageError
@@ -39,10 +39,12 @@ from launcher.node import system
 from launcher.node.own_folders import make_own
 from launcher.output.run_folder import propose_ids
 from launcher.private_files import open_private, replace_private, write_private
-from launcher.runs.result import Result
 from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_rows import RunRow
 from launcher.runs.run_state import Doing, RunState
+
+if TYPE_CHECKING:
+    from launcher.runs.records import Result
 
 KEPT_S = 30 * 86400.0  # entries of runs that have ended
 UNSEEN_S = 3 * KEPT_S  # entries of runs elsewhere whose end nobody saw
@@ -54,7 +56,6 @@ ORIGIN, CODE, LISTING = "origin.json", "code.json", "code.listing"
 _END_BEFORE, _SEEN_BEFORE = "end.json", "seen.json"  # of earlier versions
 CLAIMED_S = 86400.0  # ids without a run: whatever took them was killed before the run began
 _ROOM_BYTES = 512  # for how a run ended, on a disk that is full by then
-_IS_STOPPED = b"1"
 _MOST_NAMED = 5  # runs in an error
 
 
@@ -163,24 +164,17 @@ class ListedRun:
         return state.as_doing(now) if state is not None else None
 
     def mark_stop(self) -> bool:
-        """Write down that it is being stopped; return whether that was written before.
+        """Note that it is being stopped; return whether that was noted before.
 
         A disk that can't be written is no reason not to stop it.
         """
         try:
-            fd = os.open(self.place / _STOP, os.O_RDWR | os.O_CREAT, 0o600)
+            (self.place / _STOP).unlink()
+        except FileNotFoundError:
+            return True
         except OSError:
-            return False
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            was_stopped = os.pread(fd, 1, 0) == _IS_STOPPED
-            os.pwrite(fd, _IS_STOPPED, 0)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
-        return was_stopped
+            pass
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +247,7 @@ class RunListEntry:
         assert self._place is not None  # it is listed
         replace_private(self._place / CONTROLLER, json.dumps(self._values) + " " * _ROOM_BYTES, is_synced=is_synced)
 
-    def end(self, result: Result) -> None:
+    def end(self, result: "Result") -> None:
         """Write down how the run ended."""
         self.write(end=asdict(End(result.exit_code, result.interrupted_by is not None and result.cause is None)))
 
@@ -325,7 +319,7 @@ class RunList:
             lock = open(place / LOCK, "w", opener=open_private)  # noqa: SIM115 - until the end of the run
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            write_private(place / _STOP, " ")  # it is overwritten: the disk may be full by then
+            write_private(place / _STOP, "")
             entry = RunListEntry(place, lock, controller)
             entry.replace(is_synced=False)  # which may take a moment at each start
         except OSError as error:

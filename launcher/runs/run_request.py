@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
     from launcher.output.console import Console
     from launcher.output.run_folder import RunRecord
     from launcher.runs.bisection import Verdict
-    from launcher.runs.result import Result
+    from launcher.runs.records import Result
     from launcher.runs.run_state import RunState
     from launcher.sync.contents import Contents
     from launcher.transports.base import Transport

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.node.agents import notice
 from launcher.runs.notification import Notifier
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.session.node_state import Census
 
 ENDED = Result(0, 1.0, Census({}, {}))

@@ -25,7 +25,7 @@ from launcher.runs import attempt, hangs, judge, policy, state_keeper
 from launcher.runs import run as run_module
 from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import find_culprits
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run import Run
 from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
 from launcher.runs.run_state import Activity, RestartCount, RunState

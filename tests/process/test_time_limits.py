@@ -19,7 +19,7 @@ from screen import Screen
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind, Timeouts
 from launcher.output.run_folder import create_record
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run import Run
 from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.transports.process_channel import LocalTransport

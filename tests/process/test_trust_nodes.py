@@ -29,7 +29,7 @@ from launcher.node import messages
 from launcher.node.messages import encode
 from launcher.output.node_output import NodeOutput
 from launcher.output.run_folder import create_record
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run import Run
 from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.session import Session

@@ -12,7 +12,7 @@ from launcher.cli.test_distributed import is_to_bisect
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.hosts.host import Host
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.session.node_state import Census
 
 

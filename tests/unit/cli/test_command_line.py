@@ -24,7 +24,7 @@ from launcher.errors import (
     HostsUnreachable,
 )
 from launcher.job.job import COLLECTIVES_MODULE, TRAINER_MODULE, Job, Program, ProgramKind
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run_list import RunList
 from launcher.session.node_state import Census
 
@@ -257,11 +257,15 @@ def test_a_dry_run_as_json(launch, folder):
         "event": "plan",
         "run": None,
         "name": "base",
+        "logs": "",
+        "attempt": 0,
         "program": {"kind": "command", "target": "./x", "args": ["--lr", "1"]},
         "world_size": 2,
         "master_addr": "127.0.0.1",
         "master_port": None,
-        "nodes": [{"host": "a", "node_rank": 0, "first_rank": 0, "nproc": 2, "cwd": str(folder)}],
+        "nodes": [
+            {"host": "a", "node_rank": 0, "first_rank": 0, "nproc": 2, "cwd": str(folder), "argv": [], "env": {}}
+        ],
         "code": None,
     }
 

@@ -33,7 +33,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.node.code.listing import hash_listing
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run_list import ORIGIN, RunList
 from launcher.runs.run_rows import make_row
 from launcher.session.node_state import Census

@@ -24,7 +24,7 @@ from launcher.job.plan import (
 )
 from launcher.node import messages
 from launcher.node.processes.warm import LATE_VARIABLES
-from launcher.runs.plan_record import as_record, host_records
+from launcher.runs.records import describe_hosts, describe_plan
 from launcher.runs.report import plan_lines
 
 ADDRESSES = {"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}
@@ -421,7 +421,7 @@ def test_a_named_address_and_port_are_taken():
 
 def test_what_the_record_says_of_hosts():
     facts = [facts_of("gpu1", gpus=2), facts_of("gpu2", torch_version="2.12.0", route=None)]
-    first, second = host_records([Host("gpu1"), Host("gpu2")], facts)
+    first, second = describe_hosts([Host("gpu1"), Host("gpu2")], facts)
     assert (first["gpus"], first["gpu_model"], first["driver"], first["interface"]) == (2, "H200", "580.159", "eth1")
     assert (second["gpus"], second["gpu_model"], second["torch_version"], second["interface"]) == (
         0,
@@ -434,17 +434,17 @@ def test_what_the_record_says_of_hosts():
 def test_the_record_hides_secrets():
     job = Job(Program(ProgramKind.COMMAND, "id", ("-u",)), nproc=1, cpu=True, env={"HF_TOKEN": "hunter2"})
     plan = plan_of(job, facts_of("gpu1"))
-    record = as_record(plan, {})
+    record = describe_plan(plan)
     assert "hunter2" not in repr(record)
     (node,) = record.pop("nodes")
-    assert record == {
+    assert {name: record[name] for name in ("program", "world_size", "master_addr", "master_port")} == {
         "program": {"kind": "command", "target": "id", "args": ("-u",)},
         "world_size": 1,
         "master_addr": "127.0.0.1",
         "master_port": 41873,
     }
     place = {"host": "gpu1", "node_rank": 0, "first_rank": 0, "nproc": 1, "cwd": "/home/gpu1"}
-    assert node == {**place, "argv": ("id", "-u"), "env": plan.nodes[0].env}
+    assert node == {**place, "argv": ("id", "-u"), "env": plan.nodes[0].env, "command": ""}
 
 
 # a dry run, where no node was asked

@@ -20,7 +20,7 @@ from launcher.errors import (
 from launcher.runs import judge as judging
 from launcher.runs.judge import PROGRESS_S, find_incidents, judge_refusal, judge_result
 from launcher.runs.policy import Ending, Outcome
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.session.node_state import Census
 
 HOSTS = ("gpu1", "gpu2")

@@ -11,7 +11,7 @@ from machines.example_run import ExampleRun
 from launcher.diagnosis.cause import Cause
 from launcher.diagnosis.failure import Failure, FailureKind
 from launcher.diagnosis.signatures import Explanation
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run_json import EndedAttempt, RunJson, read_run_json
 from launcher.runs.run_state import RestartCount
 from launcher.session.node_state import Census

@@ -21,7 +21,7 @@ from launcher.errors import LauncherError, UsageError
 from launcher.node import system
 from launcher.output.run_folder import create_record
 from launcher.runs import run_list
-from launcher.runs.result import Result
+from launcher.runs.records import Result
 from launcher.runs.run_list import End, ListedRun, RunList, RunListEntry
 from launcher.runs.run_state import Activity, RestartCount, RunState
 from launcher.session.node_state import Census
@@ -206,6 +206,7 @@ def test_a_full_disk_still_takes_how_a_run_ended(tmp_path: Path, monkeypatch: py
     with held(runs, "r", None, tmp_path) as entry:
         entry.note_state(RunState(Activity.RUNNING, 1.8e9, RestartCount()))
         assert runs.find("r").read_state() is not None
+        assert not runs.find("r").mark_stop()
         before = {path: path.stat().st_size for path in (tmp_path / "runs" / "r").iterdir()}
 
         def refuse(*names: object, **more: object) -> None:
@@ -214,7 +215,6 @@ def test_a_full_disk_still_takes_how_a_run_ended(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(Path, "replace", refuse)
         entry.note_state(RunState(Activity.STOPPING, 1.8e9, RestartCount()))
         assert (runs.find("r").end, runs.find("r").read_state()) == (None, None)
-        runs.find("r").mark_stop()
         entry.end(Result(130, 1.0, Census({}, {}), interrupted_by=2))
         assert {path: path.stat().st_size for path in (tmp_path / "runs" / "r").iterdir()} == before
         assert runs.find("r").is_alive, "its process has not ended yet"
