@@ -26,10 +26,9 @@ import re
 import socket
 import struct
 import time
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from launcher.node import messages, system
 from launcher.node.loop import Loop, Timer
@@ -55,14 +54,13 @@ _MOST_SECONDS = 1e11
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,64}")  # an id or name of a run: nobody can write a line of `launch` into it
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A claim, or a place in the queue."""
 
-    uid: Optional[int]  # None: its holder can't be called
+    uid: int | None  # None: its holder can't be called
     parts: frozenset[str]  # keys of GPUs; of a place its owner's word
     is_waiting: bool = False  # a place in the queue
-    said: Words = field(default_factory=dict)  # its owner's word; empty: its holder doesn't answer
+    said: Mapping[str, Any] = {}  # its owner's word; empty: its holder doesn't answer
 
     @property
     def run(self) -> str:
@@ -153,7 +151,7 @@ class Held:
         """words: what callers are told."""
         self.words = words
         self.sockets: Dict[Name, socket.socket] = {}
-        self.on_taken: Optional[Callable[[], object]] = None  # the next attempt may have it, which then calls this
+        self.on_taken: Callable[[], object] | None = None  # the next attempt may have it, which then calls this
         self._loop = loop
 
     @property
@@ -305,15 +303,15 @@ class ClaimHolder:
     def __init__(self, loop: Loop, send_queue: SendQueue) -> None:
         self._loop = loop
         self._send_queue = send_queue
-        self._own: Optional[Held] = None
-        self._place: Optional[Held] = None  # in the queue for it
+        self._own: Held | None = None
+        self._place: Held | None = None  # in the queue for it
         self._header: Words = {}  # the CLAIM that is served
         self._words: Words = {}  # what it says of the run
         self._numbers: Dict[str, int] = {}  # of the GPUs, by key
-        self._shown: Optional[List[Any]] = None  # what the launcher knows of its turn
+        self._shown: List[Any] | None = None  # what the launcher knows of its turn
         self._is_over = False
-        self._look: Optional[_Look] = None
-        self._timer: Optional[Timer] = None
+        self._look: _Look | None = None
+        self._timer: Timer | None = None
 
     @property
     def fds(self) -> list[int]:
@@ -459,7 +457,7 @@ class ClaimHolder:
             part, number = answer.name
             claim = read_claim(answer.uid, answer.words, [part] if part else [], is_waiting=not part)
             key = claim.owner, None if part else number
-            found[key] = replace(claim, parts=claim.parts | found[key].parts) if key in found else claim
+            found[key] = claim._replace(parts=claim.parts | found[key].parts) if key in found else claim
         return list(found.values())
 
     def _find_rivals(self, claims: Iterable[Claim]) -> list[Claim]:

@@ -110,7 +110,7 @@ def in_time(act: Callable[[], bytes]) -> bytes:
 def _look(name: str) -> bytes:
     """Make the directory, and read what is there, so that the next who does needs no disk."""
     folder = make_folder()
-    read_kept(folder, name)
+    _read(path_kept(folder, name))
     return os.fsencode(folder)
 
 
