@@ -18,8 +18,8 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from launcher.api import values
-from launcher.commands.exec import ExecResult
-from launcher.commands.free import FreeHost
+from launcher.cli.exec import ExecResult
+from launcher.cli.free import FreeHost
 from launcher.errors import HostFailure
 from launcher.job.facts import GpuSample, HostSample, Moment, NodeFacts
 from launcher.preflight.findings import Finding

@@ -20,9 +20,8 @@ On the launch host, from the lowest layer up; each package's docstring says what
     session/         the protocol with the supervisors of all nodes
     sync/            the code of a run, from here to every node
     runs/            a run from start to report
-    commands/        what other commands do: check, free, clean, exec, fetch, top; the page of a run
     controller/      the controller of a run on another machine, and what is asked of it
-    cli/             the command line
+    cli/             the command line: each command is the module of its name
     api/             what is public for Python programs: its names are below, and docs/python.md describes them
 
 What the ranks run doesn't depend on any of that:

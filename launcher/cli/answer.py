@@ -1,28 +1,36 @@
-"""Answer a launch on another machine: run its command about a run that this one controls, or control a run for it.
+"""What a run that another process controls is asked: whether it lives, how it ended, what its hosts need.
 
-It is the same code, and runs the command as if it were typed here, with two exceptions: the runs are those that this
-machine controls, and the output is made for the streams of the launch that asks, which copies it there.
+A launch on another machine asks too: `main` runs its command about a run that this machine controls, or controls a run
+for it. It is the same code, and runs the command as if it were typed here, with two exceptions: the runs are those that
+this machine controls, and the output is made for the streams of the launch that asks, which copies it there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from launcher.cli.find_run import ASK
 from launcher.concurrency import start_thread
 from launcher.controller import orders
-from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError
+from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
+from launcher.output.log_reader import LogFile
+from launcher.output.log_writer import TRANSCRIPT
 from launcher.output.output_streams import OutputStreams, describe_error, tell
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
+
+ASK = "ask"  # to a launch elsewhere, instead of a command: answer a question about a run
+_FAILED = re.compile("launch: (.*FAILED after |.* could not start|its time in the queue )")
+_ENDED = re.compile("launch: (finished in|stopped by) ")
 
 
 def main(nonce: str, wait_s: int) -> NoReturn:
@@ -74,12 +82,86 @@ def _run(words: Sequence[str], streams: OutputStreams) -> int:
 def answer(run: ListedRun, question: str, streams: OutputStreams) -> int:
     """Do for a run that is controlled here what is no command of its own; return an exit code."""
     if question == "samples":
-        from launcher.commands.top import print_now
+        from launcher.cli.top import print_now
 
         return print_now(run)
-    from launcher.commands import run_answers
-
     if question == "stacks":
-        return run_answers.ask_for_stacks(run)
-    print(json.dumps(run_answers.find_value(run, question)))
+        return ask_for_stacks(run)
+    print(json.dumps(find_value(run, question)))
     return 0
+
+
+def find_doing(run: ListedRun) -> str:
+    """Return what a run does now, in words; empty if it has ended, or doesn't tell."""
+    doing = run.read_doing(time.time())
+    return str(doing) if doing is not None else ""
+
+
+def ask_for_stacks(run: ListedRun) -> int:
+    """Let the controller of a run print the stacks of its ranks."""
+    if not run.is_here:
+        tell(f"launch: only {run.controller.host} can ask for the stacks")
+    elif is_running(run):
+        os.kill(run.controller.pid, signal.SIGQUIT)
+    return 0
+
+
+def find_value(run: ListedRun, question: str) -> Any:
+    """Return what is asked of a run, as JSON: `record`, `agents`, the `contents` of its page, where its `logs` are."""
+    if question == "record":
+        return run.read_json()
+    if question == "logs":
+        return str(run.find_folder())
+    if question == "agents":
+        return _find_agents(run)
+    assert question == "contents", question
+    from launcher.cli.report_page.contents import tell_contents
+
+    return tell_contents(run)
+
+
+def _find_agents(run: ListedRun) -> dict[str, Any]:
+    """Return whether the controller of a run lives, and which hosts it misses.
+
+    Or the exit code, and which hosts were lost: when a run has ended, all agents have left.
+    """
+    is_alive, end = is_running(run), (run.look() or run).end
+    if end is not None:
+        result = run.read_record().result
+        missing = [*result.unreachable] if result is not None else []
+        return {"is_alive": is_alive, "exit_code": end.exit_code, "missing": missing}
+    return {"is_alive": is_alive, "exit_code": None, "missing": [*run.read_missing()]}
+
+
+def is_running(run: ListedRun) -> bool:
+    """Return whether a run still lives; raise UsageError if only another machine can tell."""
+    now = run.look()
+    if now is not None and now.is_alive is None:
+        host = now.controller.host
+        raise UsageError(f"only {host} can tell whether run {now.id} still runs", f"use launch on {host}")
+    return now is not None and bool(now.is_alive)
+
+
+def conclude(run: ListedRun, *, prints: bool) -> int:
+    """Return the exit code of a run that has ended; prints: also its last messages."""
+    now = run.look()
+    if now is None:
+        tell(f"launch: run {run.id} was never started; its launch has said why")
+        return EXIT_FAILED
+    if now.end is None:
+        tell(f"launch: run {now.id} has no result: {now.death}, and its hosts end it within --silence")
+        tell(f"  fix: launch again {now.id} runs it again")
+        return EXIT_SIGNAL_BASE + signal.SIGKILL
+    if prints:
+        for line in _find_end(now):
+            tell(line)
+    return now.end.exit_code
+
+
+def _find_end(run: ListedRun) -> list[str]:
+    """Return the block about the failure, or how a run ended that succeeded or was stopped, and what follows that."""
+    lines = [line.text.decode("utf-8", "replace") for line in LogFile(run.folder / TRANSCRIPT, ()).read()]
+    has_failed = run.end is not None and run.end.exit_code != 0 and not run.end.is_stopped
+    begin = _FAILED if has_failed else _ENDED
+    begins = [index for index, line in enumerate(lines) if begin.match(line)]
+    return lines[begins[-1] :] if begins else lines[-1:]

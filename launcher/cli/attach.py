@@ -9,12 +9,11 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.answer import conclude, find_doing, is_running
 from launcher.cli.error_lines import find_asker, own_streams, show_error, tell
 from launcher.cli.find_run import ControllerLost, carry_out, find_run, run_there
-from launcher.cli.options.help import Command
+from launcher.cli.options.command import Command, gather
 from launcher.cli.options.request import AS_JSON, RUN, RUN_PLACE
-from launcher.cli.options.sources import gather
-from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.errors import LauncherError
 from launcher.output.log_reader import Choice, LogPrinter, RunLogs, as_objects, as_shown, follow
 from launcher.runs.run_list import ListedRun

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Run": {
         "run": ("launcher.cli.run", "Run SCRIPT on every host under torchrun (the default)."),
-        "singlenode": ("launcher.cli.this_machine:singlenode", "Run SCRIPT on this machine only, without SSH."),
+        "singlenode": ("launcher.cli.singlenode", "Run SCRIPT on this machine only, without SSH."),
         "again": ("launcher.cli.again", "Start an earlier run again, as it was typed."),
     },
     "Follow": {
@@ -20,23 +20,23 @@ GROUPS = {
         "top": ("launcher.cli.top", "Show what the GPUs of all hosts do now."),
         "attach": ("launcher.cli.attach", "Show the output of a run until it ends."),
         "logs": ("launcher.cli.logs", "Print the logs of a run."),
-        "wait": ("launcher.cli.stop:wait", "Wait until a run ends, and exit with its exit code."),
+        "wait": ("launcher.cli.wait", "Wait until a run ends, and exit with its exit code."),
         "stop": ("launcher.cli.stop", "Stop a run, as Ctrl-C in its terminal does."),
         "fetch": ("launcher.cli.fetch", "Copy the logs of a run from its controller host."),
         "report": ("launcher.cli.report", "Make a page of a run: its cause, attempts and plots."),
     },
     "Hosts": {
-        "check": ("launcher.cli.host_commands:check", "Compare the hosts and find what would break a run."),
-        "free": ("launcher.cli.host_commands:free", "Show which GPUs are free, and who uses the others."),
-        "clean": ("launcher.cli.host_commands:clean", "Stop and remove leftovers of your earlier runs."),
-        "exec": ("launcher.cli.host_commands:execute", "Run a plain command on every host."),
+        "check": ("launcher.cli.check", "Compare the hosts and find what would break a run."),
+        "free": ("launcher.cli.free", "Show which GPUs are free, and who uses the others."),
+        "clean": ("launcher.cli.clean", "Stop and remove leftovers of your earlier runs."),
+        "exec": ("launcher.cli.exec", "Run a plain command on every host."),
     },
     "Try": {
-        "demo": ("launcher.cli.this_machine:demo", "Train on two hosts, each of which is this machine."),
+        "demo": ("launcher.cli.demo", "Train on two hosts, each of which is this machine."),
     },
     "Also": {  # named in one line
-        "node": ("launcher.cli.this_machine:node", "Run this machine's share of a run started by hand."),
-        "hosts": ("launcher.cli.host_commands:hosts", "Show the hosts as launch reads them."),
+        "node": ("launcher.cli.node", "Run this machine's share of a run started by hand."),
+        "hosts": ("launcher.cli.hosts", "Show the hosts as launch reads them."),
         "completion": ("launcher.cli.completion", "Print the script that completes command lines in a shell."),
     },
 }

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from launcher.cli.options.help import Command
-from launcher.cli.options.sources import gather
+from launcher.cli.options.command import Command, gather
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 

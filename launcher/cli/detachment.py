@@ -13,8 +13,8 @@ import signal
 import click
 
 from launcher.cli.error_lines import tell
+from launcher.cli.options.command import is_on_command_line
 from launcher.cli.options.request import Request
-from launcher.cli.options.sources import is_on_command_line
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.console import Console

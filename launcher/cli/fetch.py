@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import show_error, tell, tell_lost
+from launcher.cli.file_receiver import Wish, fetch_files, refuse_pattern
 from launcher.cli.find_run import (
     CONNECT_TIMEOUT_S,
     ask_value,
@@ -20,13 +21,11 @@ from launcher.cli.find_run import (
     read_record,
     unreadable,
 )
+from launcher.cli.options.command import Command, gather, is_chosen
 from launcher.cli.options.completion import complete_files
 from launcher.cli.options.file_owners import refuse_strange_folder
-from launcher.cli.options.help import Command
 from launcher.cli.options.request import LOG_DIR, RUN, RUN_PLACE, SIZE, Option
-from launcher.cli.options.sources import gather, is_chosen
 from launcher.cli.repetition import read_origin, read_version
-from launcher.commands.fetch import Wish, fetch_files, refuse_pattern
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
 from launcher.escapes import listed_names
 from launcher.hosts.ranges import shown

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from launcher.cli.answer import ASK, answer, find_value
 from launcher.cli.error_lines import describe_lost, find_asker, own_streams, tell
-from launcher.commands.run_answers import find_value
 from launcher.concurrency import start_thread
 from launcher.errors import (
     EXIT_UNREACHABLE,
@@ -56,7 +56,6 @@ CONNECT_TIMEOUT_S = 10.0
 _AT_ONCE_S = 2.0  # for the next host to answer, before it is said who is waited for
 _MOST_LINE_BYTES = 16_000_000
 _MOST_SAID = 2000
-ASK = "ask"  # to a launch elsewhere, instead of a command: answer a question about a run, see launcher.cli.answer
 _TakenT = TypeVar("_TakenT")
 _Answers = SimpleQueue[tuple[Way, "list[RunRow] | HostFailure"]]
 
@@ -113,8 +112,6 @@ def run_there(found: RemoteRun, *, is_of_a_run: bool = False) -> int:
 
 def carry_out(found: ListedRun | RemoteRun, question: str) -> int:
     """Do for a run what is no command of its own, here or where it is controlled; return an exit code."""
-    from launcher.cli.answer import answer
-
     if isinstance(found, ListedRun):
         return answer(found, question, own_streams())
     words = (ASK, found.id, question)
@@ -175,7 +172,7 @@ def _list_active() -> list[ListedRun | RemoteRun]:
 
 
 def ask_value(run: ListedRun | RemoteRun, question: str) -> Any:
-    """Return what `run_answers.find_value` says of a run, here or where it is controlled; raise LauncherError."""
+    """Return what `find_value` says of a run, here or where it is controlled; raise LauncherError."""
     if isinstance(run, ListedRun):
         return find_value(run, question)
     data = _ask_there(run, (ASK, run.id, question), _read_all)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.error_lines import tell
+from launcher.cli.options.command import is_chosen, is_on_command_line, name_source
 from launcher.cli.options.request import HERE, Request
-from launcher.cli.options.sources import is_chosen, is_on_command_line, name_source
 from launcher.errors import UsageError
 from launcher.hosts.host import Host, part_spares, select_hosts
 from launcher.hosts.hostfiles import parse_hosts, read_hostfile
@@ -161,6 +162,11 @@ def _ask_password() -> str:
         return getpass.getpass("launch: password for all hosts: ")
     except EOFError:
         return ""
+
+
+def name_this_machine() -> Host:
+    """Return this machine as the host of ranks that are started without SSH."""
+    return Host(socket.gethostname().split(".")[0], source="this machine")
 
 
 def open_this_machine() -> Opener:

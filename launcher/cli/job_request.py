@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 import click
 
 from launcher.cli.mistakes import refuse_module, refuse_option, refuse_script
+from launcher.cli.options.command import is_on_command_line
 from launcher.cli.options.launcher_toml import current_directory, find_source
 from launcher.cli.options.request import Request
-from launcher.cli.options.sources import is_on_command_line
 from launcher.errors import UsageError
 from launcher.hosts.host import Host
 from launcher.job.activation import find_active_env

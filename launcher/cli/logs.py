@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.answer import is_running
 from launcher.cli.error_lines import own_streams, tell
 from launcher.cli.find_run import find_run, run_there
-from launcher.cli.options.help import Command
+from launcher.cli.options.command import Command, gather
 from launcher.cli.options.request import AGO, RUN, RUN_PLACE, Option
-from launcher.cli.options.sources import gather
-from launcher.commands.run_answers import is_running
 from launcher.errors import EXIT_FAILED
 from launcher.output.log_reader import Choice, LogPrinter, RunLogs, as_logged, as_written, find_since
 from launcher.output.log_reader import follow as keep_printing

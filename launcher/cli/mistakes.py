@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
-from launcher.cli.options.help import TYPED_WORDS
+from launcher.cli.options.command import TYPED_WORDS
 from launcher.cli.options.request import NAME_HOSTS, OPTIONS
 from launcher.errors import UsageError
 from launcher.job.job import TRAINER_MODULE

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.options.command import Command, gather
 from launcher.cli.options.completion import complete_hosts, complete_runs
-from launcher.cli.options.help import Command
 from launcher.cli.options.request import AS_JSON, RUN_PLACE, Option
-from launcher.cli.options.sources import gather
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
 

@@ -14,10 +14,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from launcher.cli.answer import ASK
 from launcher.cli.detachment import HINTS
 from launcher.cli.error_lines import tell, tell_lost
-from launcher.cli.find_run import ASK
-from launcher.cli.host_commands import hold_session
+from launcher.cli.host_session import hold_session
 from launcher.cli.options.request import Request
 from launcher.cli.repetition import describe_origin, keep_origin, keep_version, name_continued
 from launcher.cli.runner import make_console
@@ -111,15 +111,16 @@ def _send_code(job: Job, tree: Tree, controller: Host, open_transport: Opener, r
     """Bring the code to the controller's host, from which all hosts get it; return the exit code of a signal, or 0."""
     console = make_console([controller], replace(request, as_json=False))
 
-    async def send(session: Session) -> None:
+    async def send(session: Session) -> int:
         sent = await send_code(session, replace(tree, links=()), os.environ)
         if failures := session.failures():
             raise HostsUnreachable(failures)
         refuse_problems(sent.findings)
+        return 0
 
     farewell = "launch: stopped by you; nothing was started"
     return hold_session(
-        "sync", [controller], open_transport, console, send, lambda _: 0,
+        "sync", [controller], open_transport, console, send,
         timeouts=job.timeouts, env=job.env, pythons=loader_pythons(job.python), farewell=farewell,
     )  # fmt: skip
 

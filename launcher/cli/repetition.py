@@ -24,7 +24,7 @@ import click
 from launcher.cli.command_table import DEFAULT_COMMAND, load_command
 from launcher.cli.error_lines import tell
 from launcher.cli.mistakes import part_words
-from launcher.cli.options.help import TYPED_WORDS
+from launcher.cli.options.command import TYPED_WORDS
 from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.request import FILE, Option, Place, Request, settle_words
 from launcher.errors import LauncherError, UsageError

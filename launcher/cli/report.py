@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from launcher.cli.find_run import ask_value, find_run
-from launcher.cli.options.help import Command
+from launcher.cli.options.command import Command, gather
 from launcher.cli.options.request import FILE, RUN, RUN_PLACE, Option
-from launcher.cli.options.sources import gather
 from launcher.errors import LauncherError, UsageError
 from launcher.private_files import replace_private
 from launcher.runs.run_list import ListedRun, RemoteRun
@@ -26,8 +25,8 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
     The page is one HTML file, which loads nothing: report.html among the logs, or logs/RUN-report.html of a run whose
     logs are on another machine.
     """
-    from launcher.commands.report_page.contents import collect_contents, read_contents
-    from launcher.commands.report_page.page import write_page
+    from launcher.cli.report_page.contents import collect_contents, read_contents
+    from launcher.cli.report_page.page import write_page
 
     found = find_run(run, controller, ssh_config)
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 import click
@@ -16,7 +14,7 @@ from launcher.cli.host_choice import (
     refuse_spares,
 )
 from launcher.cli.job_request import read_job
-from launcher.cli.options.help import Command
+from launcher.cli.options.command import Command, gather
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import (
     CHECK,
@@ -38,12 +36,10 @@ from launcher.cli.options.request import (
     WORDS,
     Request,
 )
-from launcher.cli.options.sources import gather
 from launcher.cli.repetition import tell_changes
 from launcher.cli.tree_request import add_tree
-from launcher.hosts.host import Host
+from launcher.errors import UsageError
 from launcher.hosts.ranges import fold_names
-from launcher.job.job import Job
 
 
 @click.command("run", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -58,8 +54,6 @@ def command(*, request: Request) -> int:
     Everything after SCRIPT is passed to it unchanged. Without SCRIPT, the built-in trainer runs. In a Slurm job, its
     hosts are the default.
     """
-    from launcher.errors import UsageError
-
     hosts, spares = read_lineup(request)
     job = add_tree(read_job(request, (*hosts, *spares)), request)
     refuse_spares(job, hosts[: request.num_nodes], spares, request)
@@ -71,6 +65,8 @@ def command(*, request: Request) -> int:
     if request.queue is not None and chosen.name == "srun":
         raise UsageError("--queue works only outside of Slurm jobs, whose GPUs nobody else has", "omit it")
     if request.dry_run and not request.check:
+        from launcher.cli.runner import print_dry_run
+
         code = print_dry_run(job, hosts[: request.num_nodes], request)
         if spares and not request.as_json:
             click.echo(f"# {'spare' if len(spares) == 1 else 'spares'}: {fold_names(host.name for host in spares)}")
@@ -87,28 +83,3 @@ def command(*, request: Request) -> int:
 
         return run_planted(job, hosts, spares, controller, open_transport, request, run_options, settings)
     return run_job(job, hosts, open_transport, request, run_options, spares, with_history=True)
-
-
-def print_dry_run(job: Job, hosts: Sequence[Host], request: Request, share: tuple[int, int] | None = None) -> int:
-    """Print each node's command, with named placeholders for values that only the nodes know."""
-    from launcher.cli.runner import plan_unasked, read_run_options
-    from launcher.job.plan import refuse_unknown_ranks
-    from launcher.output.console import dated
-    from launcher.runs.records import describe_code, describe_plan
-    from launcher.runs.report import plan_lines
-
-    plan = plan_unasked(job, hosts, share)
-    refuse_unknown_ranks(plan, read_run_options(request).shown_ranks)
-    if request.as_json:
-        record = describe_plan(plan, is_dry=True, name=request.name, code=describe_code(job))
-        click.echo(json.dumps(dated("plan", **record)))
-        return 0
-    if job.tree is not None:
-        from launcher.sync.code_messages import plan_line
-
-        click.echo(f"# {plan_line(job.tree)}")
-    for line in plan_lines(plan):
-        click.echo(line)
-    if job.may_use_cpus and not all(node.nproc for node in plan.nodes):
-        click.echo("# without GPUs on the hosts: 1 process per host on CPUs, as with --nproc 1 --cpu")
-    return 0

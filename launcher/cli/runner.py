@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+import click
+
 from launcher.cli.detachment import start_detached
+from launcher.cli.host_choice import open_this_machine
+from launcher.cli.options.command import is_chosen
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.request import MOST_DAYS, Request
-from launcher.cli.options.sources import is_chosen
 from launcher.cli.repetition import describe_origin, keep_origin, keep_version, name_continued
 from launcher.clock import read_time, wall_clock
 from launcher.errors import UsageError
@@ -22,15 +27,17 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job
 from launcher.job.plan import LaunchPlan, build_plan, placeholder_facts, refuse_unknown_ranks
 from launcher.job.variables import refuse_rank
-from launcher.output.console import Console
+from launcher.output.console import Console, dated
 from launcher.output.output_streams import find_streams
 from launcher.output.run_folder import create_record
 from launcher.runs import host_history
 from launcher.runs.code_version import keep_code_version
 from launcher.runs.execution import execute_job, listed
-from launcher.runs.records import Result
+from launcher.runs.records import Result, describe_code, describe_plan
+from launcher.runs.report import plan_lines
 from launcher.runs.run_list import RunList
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
+from launcher.sync.code_messages import plan_line
 
 
 def run_job(
@@ -85,6 +92,30 @@ def run_recorded(
         return result, record.folder
     finally:
         console.close()
+
+
+def run_here(job: Job, hosts: Sequence[Host], request: Request, share: tuple[int, int] | None = None) -> int:
+    """Run the job on this machine without SSH, or print the plan of --dry-run; return the exit code."""
+    if request.dry_run:
+        return print_dry_run(job, hosts, request, share)
+    return run_job(job, hosts, open_this_machine(), request, replace(read_run_options(request), share=share))
+
+
+def print_dry_run(job: Job, hosts: Sequence[Host], request: Request, share: tuple[int, int] | None = None) -> int:
+    """Print each node's command, with named placeholders for values that only the nodes know."""
+    plan = plan_unasked(job, hosts, share)
+    refuse_unknown_ranks(plan, read_run_options(request).shown_ranks)
+    if request.as_json:
+        record = describe_plan(plan, is_dry=True, name=request.name, code=describe_code(job))
+        click.echo(json.dumps(dated("plan", **record)))
+        return 0
+    if job.tree is not None:
+        click.echo(f"# {plan_line(job.tree)}")
+    for line in plan_lines(plan):
+        click.echo(line)
+    if job.may_use_cpus and not all(node.nproc for node in plan.nodes):
+        click.echo("# without GPUs on the hosts: 1 process per host on CPUs, as with --nproc 1 --cpu")
+    return 0
 
 
 def read_run_options(request: Request) -> RunOptions:

@@ -1,4 +1,4 @@
-"""launch stop and launch wait: stop a run as Ctrl-C in its terminal does, or wait for its end."""
+"""launch stop: stop a run as Ctrl-C in its terminal does, and wait for its end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.error_lines import own_streams, tell
+from launcher.cli.answer import conclude, is_running
+from launcher.cli.error_lines import tell
 from launcher.cli.find_run import find_active_run, find_run, run_there
-from launcher.cli.options.completion import complete_runs
-from launcher.cli.options.help import Command
+from launcher.cli.options.command import Command, gather
 from launcher.cli.options.request import RUN, RUN_PLACE, Option
-from launcher.cli.options.sources import gather
-from launcher.commands.run_answers import conclude, find_doing, is_running
 from launcher.errors import UsageError
-from launcher.output.lines import STDERR
 from launcher.output.log_reader import LOOK_S
-from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError
+from launcher.runs.run_list import ListedRun, RemoteRun
 from launcher.runs.run_state import Activity
 
 _AGAIN_S = 0.5  # between the two signals of --now
@@ -91,35 +88,3 @@ def _is_stopping(run: ListedRun) -> bool:
     """Return whether the controller of a run has written down that it stops the ranks."""
     state = run.read_state()
     return state is not None and state.what is Activity.STOPPING
-
-
-@click.command("wait", cls=Command, params=[
-    click.Argument(["runs"], metavar="[RUN]...", nargs=-1, shell_complete=complete_runs), *RUN_PLACE,
-])  # fmt: skip
-@gather
-def wait(*, runs: tuple[str, ...], controller: str | None, ssh_config: Path | None) -> int:
-    """Wait until RUN ends, print its result, and exit with its exit code.  [default: the newest run]
-
-    With several runs, wait for all; the exit code is the first that isn't 0.
-    """
-    found = [find_run(run, controller, ssh_config) for run in runs or (None,)]
-    codes = [_await_end(run) for run in found]
-    return next((code for code in codes if code), 0)
-
-
-def _await_end(run: ListedRun | RemoteRun) -> int:
-    """Wait for the end of a run, print it, and return its exit code: that which launch ps saw, if nobody knows more."""
-    if isinstance(run, RemoteRun):
-        try:
-            return run_there(run)
-        except UnknownRunError as error:
-            if run.row is None or run.row.exit_code is None:
-                raise
-            tell(f"launch: {error.message}")
-            return int(run.row.exit_code)
-    if run.is_alive and STDERR in own_streams().terminals:
-        doing = find_doing(run)
-        tell(f"launch: waiting for run {run.id}{f', which is {doing}' if doing else ''}")
-    while is_running(run):
-        time.sleep(LOOK_S)
-    return conclude(run, prints=True)

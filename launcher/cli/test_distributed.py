@@ -18,7 +18,7 @@ from launcher.cli import runner
 from launcher.cli.error_lines import tell
 from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts
 from launcher.cli.job_request import read_activation
-from launcher.cli.options.help import Command
+from launcher.cli.options.command import Command, gather, is_on_command_line
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import (
     ACTIVATION,
@@ -34,7 +34,6 @@ from launcher.cli.options.request import (
     Option,
     Request,
 )
-from launcher.cli.options.sources import gather, is_on_command_line
 from launcher.diagnosis.failure import FailureKind
 from launcher.errors import EXIT_PREFLIGHT, EXIT_SIGNAL_BASE, LauncherError
 from launcher.hosts.host import Host

@@ -63,7 +63,7 @@ class Session:
         self._listeners: list[tuple[str, Listener]] = []  # each with the kind of events that it wants
         self._progress = progress
         self._transport = transport
-        self._outputs = outputs
+        self.outputs = outputs
         self._noticed_at = time.monotonic()
         self._noticed: set[tuple[int, Stage]] = set()  # what was printed about which node
         self.idle: list[Connection] = []  # once all is stopped: to hosts that hold claims for the next attempt
@@ -251,9 +251,9 @@ class Session:
         says_itself = any(state.stage in (Stage.QUEUED, Stage.WATCHED) for state in self.states)
         if says_itself:
             return
-        has_output = any(output.heard_at for output in self._outputs)
+        has_output = any(output.heard_at for output in self.outputs)
         quiet: dict[Stage, list[str]] = {}
-        for index, (state, output) in enumerate(zip(self.states, self._outputs, strict=False)):
+        for index, (state, output) in enumerate(zip(self.states, self.outputs, strict=False)):
             has_shown = has_output if state.stage is Stage.RUNNING_RANKS else output.has_lines
             has_shown = has_shown and state.stage is not Stage.STOPPING
             is_over = state.ended is not None or state.census is not None

@@ -24,7 +24,7 @@ _NODE = ("launcher/__init__.py", "launcher/node/")
 _STAYING = tuple(
     f"launcher/{name}" for name in (
         "api/",
-        "commands/report_page/page.py",
+        "cli/report_page/page.py",
         "transports/ssh/fabric", "transports/ssh/identities.py", "transports/ssh/pdsh",
     )
 )  # fmt: skip

@@ -21,7 +21,7 @@ from machines.repositories import run_git
 from node_process import share_code, wait_until
 from transport_by_host import TransportByHost
 
-from launcher.commands.clean import clean_code, cleaning_lines
+from launcher.cli.clean import clean_code, cleaning_lines
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts

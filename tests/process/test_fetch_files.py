@@ -13,7 +13,7 @@ import pytest
 from machines.launches import run_launch
 from machines.patience import DEADLINE_S
 
-from launcher.commands.fetch import Fetched, Wish, fetch_files, is_safe, refuse_pattern
+from launcher.cli.file_receiver import Fetched, Wish, fetch_files, is_safe, refuse_pattern
 from launcher.errors import HostFailureKind, LauncherError
 from launcher.hosts.host import Host
 from launcher.node import file_sender
@@ -261,7 +261,7 @@ class Lost(Liar):
 
 @pytest.mark.parametrize("answer", [b"", entry("a"), entry("a", 0, 9, b"x")])
 def test_a_host_that_is_lost_ends_the_copy(answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.commands.fetch.SILENCE_S", 0.2)
+    monkeypatch.setattr("launcher.cli.file_receiver.SILENCE_S", 0.2)
     with pytest.raises(TransportError) as raised:
         fetch_files(Lost(answer), HOST, ["p"], 10, Wish("/w", ("*",), MOST), tmp_path / "R")
     failure = raised.value.failure
@@ -310,7 +310,7 @@ def test_what_is_no_answer_is_an_error(answer: bytes, error: str, tmp_path: Path
 
 
 def test_more_directories_than_one_copy_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.commands.fetch._MOST_FILES", 100)
+    monkeypatch.setattr("launcher.cli.file_receiver._MOST_FILES", 100)
     answer = b"".join(entry("a/" * 20 + str(number) + "/x") for number in range(10))
     with pytest.raises(TransportError, match="sent too many files"):
         fetch_files(Liar(answer), HOST, ["p"], 1, Wish("/w", ("a",), MOST), tmp_path / "R")

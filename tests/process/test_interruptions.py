@@ -21,7 +21,7 @@ from node_process import shell, wait_until
 from screen import Screen
 from transport_by_host import TransportByHost
 
-from launcher.commands.exec import Execution, execute
+from launcher.cli.exec import Execution, execute
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind, Timeouts

@@ -21,7 +21,7 @@ from machines.patience import DEADLINE_S
 from machines.processes import wait_until
 from node_process import STAND_IN
 
-from launcher.commands import check, free
+from launcher.cli import check, free
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.facts import BoxClaim

@@ -17,8 +17,8 @@ from machines.launches import run_launch
 from machines.patience import DEADLINE_S
 
 from launcher.cli.find_run import ASK
-from launcher.commands.report_page.contents import collect_contents, read_contents
-from launcher.commands.report_page.page import write_page
+from launcher.cli.report_page.contents import collect_contents, read_contents
+from launcher.cli.report_page.page import write_page
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.hosts.host import Host
 from launcher.output.output_streams import OutputStreams

@@ -23,7 +23,7 @@ from launcher import __version__
 
 ROOT = Path(__file__).parents[2]
 SOURCE = f"ssh_torch_launcher-{__version__}"
-TEMPLATES = {f"launcher/commands/templates/{name}" for name in ("page.html", "style.css")}
+TEMPLATES = {f"launcher/cli/report_page/templates/{name}" for name in ("page.html", "style.css")}
 # As `pip install .` finds it: the build takes the installed hatchling, so nothing is downloaded.
 BUILD = ["build", "--no-isolation", "--outdir"]
 # Root may write whatever modes say, unless it gives that up.

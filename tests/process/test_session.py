@@ -106,8 +106,8 @@ def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -
             if number == 6:
                 session.states[0].stage = session.states[1].stage = Stage.RUNNING_RANKS
             if number == 9:
-                session._outputs[0].feed(0, STDOUT, b"half a line")
-                session._outputs[0].feed(0, STDOUT, b" and the rest\n")
+                session.outputs[0].feed(0, STDOUT, b"half a line")
+                session.outputs[0].feed(0, STDOUT, b" and the rest\n")
                 session.states[2].stage = Stage.RUNNING_RANKS
             if number == 12:
                 session.states[0].stage = Stage.STOPPING  # it saves

@@ -23,7 +23,6 @@ FLOORS = (
     "session",
     "sync",
     "runs",
-    "commands",
     "controller",
     "cli",
     "api",
@@ -42,7 +41,7 @@ LIBRARIES = {
     "torch": {"distributed", "exchange", "collectives", "trainer"},
     "click": {"cli"},
     "rich": {"cli"},
-    "jinja2": {"commands"},
+    "jinja2": {"cli"},
 }
 READ_ENVIRONMENT = {"cli", "api", "node", "distributed", "collectives", "trainer"}
 BESIDE_TORCH = "launcher.node.programs."  # where torch and the user's sitecustomize may be imported
@@ -51,9 +50,9 @@ OF_NODE_FOR_ALL = ("archive", "clock", "loading", "messages")
 OF_NODE = {
     "controller": ("facts.network", "processes.proc"),
     "sync": ("code.folders", "code.listing", "code.store"),
-    "commands": ("file_sender",),
     "runs": ("agents.notice", "facts.machine", "own_folders", "system"),
     "collectives": ("nvml", "processes.numa"),
+    "cli": ("file_sender",),
 }
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 

@@ -496,7 +496,7 @@ def test_a_rank_starts_no_run_on_its_machine_either(launch, monkeypatch):
 
 def test_commands_about_a_run_import_no_part_that_drives_one() -> None:
     """`ps`, `logs`, `wait` and `stop` would take twice as long to start."""
-    commands = "ps, launcher.cli.logs, launcher.cli.stop, launcher.cli.answer"
+    commands = "ps, launcher.cli.logs, launcher.cli.wait, launcher.cli.stop, launcher.cli.answer"
     code = f"import sys, launcher.cli.{commands}; print(*sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "launcher.cli.answer" in found

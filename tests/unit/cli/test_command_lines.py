@@ -30,8 +30,8 @@ from launcher.cli import main as cli
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, EXAMPLES
 from launcher.cli.host_choice import read_hosts
 from launcher.cli.job_request import read_job
+from launcher.cli.options.command import make_request, settle
 from launcher.cli.options.request import OPTIONS, Request
-from launcher.cli.options.sources import make_request, settle
 from launcher.cli.runner import read_run_options
 from launcher.cli.test_distributed import command as test_distributed
 from launcher.errors import LauncherError

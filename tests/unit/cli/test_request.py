@@ -16,9 +16,9 @@ import pytest
 
 from launcher.api.child import as_words
 from launcher.cli.command_table import COMMANDS, load_command
+from launcher.cli.options.command import gather, make_request, settle
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import HANGS, HOSTS, JOB, KEYS, OPTIONS, OUTPUT, REACH, Option, Request
-from launcher.cli.options.sources import gather, make_request, settle
 from launcher.cli.repetition import parse_options, typed_of
 from launcher.cli.run import command as run_command
 from launcher.cli.test_distributed import command as test_distributed

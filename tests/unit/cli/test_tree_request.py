@@ -12,7 +12,7 @@ import pytest
 from machines.repositories import make_repository, write_files
 
 from launcher.cli.job_request import read_job
-from launcher.cli.options.sources import make_request, settle
+from launcher.cli.options.command import make_request, settle
 from launcher.cli.run import command as run_command
 from launcher.cli.tree_request import add_tree
 from launcher.errors import EXIT_USAGE, UsageError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines.example_facts import BUILTIN, COMMAND
 
-from launcher.commands import check
+from launcher.cli import check
 from launcher.errors import LauncherError
 from launcher.forms import is_address
 from launcher.hosts.host import Host

@@ -1,4 +1,4 @@
-"""Stop what earlier runs left behind: processes with a run's mark but without a supervisor, and directories.
+"""launch clean: stop what earlier runs left behind: processes with a run's mark but without a supervisor, directories.
 
 A run's directory is left behind if nothing could remove it: its host lost power, or all its keepers were killed. With
 --code, remove the code that runs of this user have left instead.
@@ -6,18 +6,65 @@ A run's directory is left behind if nothing could remove it: its host lost power
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
+from launcher.cli.host_session import act_on_hosts
+from launcher.cli.options.command import Command, gather
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import DRY_RUN, ENV, HELPER_PYTHON, HOSTS, LIFE, REACH, Option, Request
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, HostFailure
+from launcher.hosts.unreachable import failure_lines
 from launcher.job.facts import Checks, RunFolder, RunProcess
+from launcher.job.variables import parse_settings
 from launcher.node import messages
+from launcher.output.console import Console
+from launcher.runs.report import left_lines
 from launcher.session.connection import Event
 from launcher.session.node_state import Census
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.wording import count, size
+
+
+@click.command("clean", cls=Command, params=[
+    CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON,
+    ENV.but(help="With --code, look below DIR on the hosts: XDG_CACHE_HOME=DIR.", needs="code"),
+    DRY_RUN.but(help="Only list the leftovers."),
+    Option(
+        ["--code"], is_flag=True, heading="Checks",
+        help="Instead, remove the code that --sync sent for runs that are over.",
+    ),
+])  # fmt: skip
+@gather
+def command(*, code: bool, request: Request) -> int:
+    """List, stop and remove leftovers of your earlier runs on the hosts.
+
+    Leftovers are processes of a run whose helper on the host is gone, and directories of runs that are over, for
+    example on a host that lost power. An active run is named and left alone, and other users' runs are never touched.
+    Jobs that a run submitted (sbatch, at) aren't part of it and are kept. In a Slurm job, its hosts are the default.
+    """
+    is_dry = request.dry_run
+
+    async def act(session: Session, console: Console) -> int:
+        if code:
+            removed = await clean_code(session, is_dry=is_dry)
+            lines, failures, exit_code = cleaning_lines(removed, is_dry=is_dry), removed.failures, removed.exit_code
+        else:
+            done = await clean(session, console.say, is_dry=is_dry)
+            lines = [*left_lines(done.census), *kept_lines(done.kept)]
+            if done.census.left:  # otherwise no host responded, which is said below
+                lines.insert(0, f"launch: {verdict(done, is_dry=is_dry)}")
+            failures, exit_code = done.failures, done.exit_code
+        for line in [*lines, *failure_lines(failures)]:
+            console.say(line)
+        return exit_code
+
+    return act_on_hosts("clean", request, act, env=parse_settings(request.env, os.environ))
 
 
 @dataclass(frozen=True, slots=True)

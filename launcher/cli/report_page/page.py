@@ -22,8 +22,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from launcher import __version__
-from launcher.commands.report_page.contents import Contents
-from launcher.commands.report_page.plots import Bin, Plot, Point, TimeRange
+from launcher.cli.report_page.contents import Contents
+from launcher.cli.report_page.plots import Bin, Plot, Point, TimeRange
 from launcher.escapes import without_controls
 from launcher.hosts.ranges import fold_names
 from launcher.runs.run_json import Cause, RunJson, UsedHost
@@ -68,12 +68,12 @@ def write_page(contents: Contents) -> str:
     spans = [(_read_time(each.began_at), _read_time(each.ended_at)) for each in record.attempts]
     spans += [(contents.runs_since, contents.made_at)] if contents.runs_since is not None else []
     gaps = [(before[1], after[0]) for before, after in pairwise(spans)]
-    css = resources.files("launcher.commands").joinpath("templates/style.css").read_text("utf-8")
+    css = resources.files("launcher.cli.report_page").joinpath("templates/style.css").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     kind, words = _ENDS.get(state, ("", contents.doing))
     plots = {"Numbers of rank 0": contents.numbers, "GPUs and hosts": contents.samples}
     environment = Environment(
-        loader=PackageLoader("launcher.commands"), autoescape=True, finalize=_clean, undefined=StrictUndefined,
+        loader=PackageLoader("launcher.cli.report_page"), autoescape=True, finalize=_clean, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["count"] = count

@@ -1,4 +1,4 @@
-"""`launch free`: which GPUs of the hosts nobody uses, and who has claimed the others or runs on them."""
+"""launch free: which GPUs of the hosts nobody uses, and who has claimed the others or runs on them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import click
+
+from launcher.cli.host_session import act_on_hosts
+from launcher.cli.options.command import Command, gather
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, REACH, Request
 from launcher.clock import iso_time, wall_clock
 from launcher.errors import EXIT_UNREACHABLE, HostFailure
 from launcher.hosts.host import Host
@@ -14,11 +20,42 @@ from launcher.hosts.ranges import fold_names, fold_numbers, split_list
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
 from launcher.node import messages
+from launcher.output.console import Console
 from launcher.preflight.claims import describe_claim
 from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib, users_of
 from launcher.session.session import Session
 
 _Row = tuple[str, str]  # what of a host, and who uses it
+
+
+@click.command("free", cls=Command, params=[
+    CONFIG, *HOSTS, *REACH, *LIFE, HELPER_PYTHON, AS_JSON.but(help="Print the result as one JSON object."),
+])  # fmt: skip
+@gather
+def command(*, request: Request) -> int:
+    """Show which GPUs are free, and who has claimed the others or uses them.
+
+    A run of `launch` claims its GPUs; a process that was started without it is shown once it uses a GPU's memory. The
+    exit code is 69 if a host can't be reached. In a Slurm job, its hosts are the default.
+    """
+
+    async def survey(session: Session, console: Console) -> int:
+        async with session.asking():
+            await look(session)
+        boxes = [
+            Box(host, state.facts, tuple(state.claimed["rivals"]), state.claimed["error"])
+            for host, state in zip(session.hosts, session.states, strict=True)
+            if state.facts is not None and state.claimed is not None
+        ]
+        answered = {box.host.name for box in boxes}
+        failures = [failure for failure in session.failures() if failure.host not in answered]
+        found = Survey(boxes, failures, wall_clock())
+        console.emit("free", **as_record(found))
+        for line in table(found):
+            console.show(line)
+        return found.exit_code
+
+    return act_on_hosts("free", request, survey)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +120,6 @@ class Survey:
     def exit_code(self) -> int:
         """The exit code: not 0 if a host can't be reached."""
         return EXIT_UNREACHABLE if self.failures else 0
-
-
-async def survey(session: Session) -> Survey:
-    """Ask all hosts and disconnect; at a signal, report which have failed so far and raise Interrupted."""
-    async with session.asking():
-        await look(session)
-    boxes = [
-        Box(host, state.facts, tuple(state.claimed["rivals"]), state.claimed["error"])
-        for host, state in zip(session.hosts, session.states, strict=True)
-        if state.facts is not None and state.claimed is not None
-    ]
-    answered = {box.host.name for box in boxes}
-    failures = [failure for failure in session.failures() if failure.host not in answered]
-    return Survey(boxes, failures, wall_clock())
 
 
 async def look(session: Session) -> None:

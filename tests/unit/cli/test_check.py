@@ -7,7 +7,7 @@ import json
 import pytest
 from machines.example_facts import JOB, checked, facts
 
-from launcher.commands import check
+from launcher.cli import check
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE, HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.facts import Gpu, GpuProcess, Probe, Probes, RunProcess

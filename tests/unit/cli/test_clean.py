@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.commands.clean import Cleaning, found_lines, kept_lines, verdict
+from launcher.cli.clean import Cleaning, found_lines, kept_lines, verdict
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.facts import RunFolder, RunProcess
 from launcher.session.node_state import Census

@@ -1,33 +1,70 @@
-"""`launch check`: run every check without a run, and return what was found as a table and as JSON values."""
+"""launch check: run every check without a run, and print what was found as a table or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+import time
 from dataclasses import asdict
 from typing import Any
 
+import click
+
+from launcher.cli.host_choice import read_hosts
+from launcher.cli.host_session import act_on_hosts
+from launcher.cli.job_request import read_job
+from launcher.cli.options.command import Command, gather
+from launcher.cli.options.launcher_toml import CONFIG
+from launcher.cli.options.request import AS_JSON, HOSTS, JOB, MASTER_ADDR, REACH, SYNC, WORDS, Request
+from launcher.cli.tree_request import add_tree
 from launcher.errors import EXIT_PREFLIGHT, EXIT_UNREACHABLE
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import fold_failures
+from launcher.job.activation import candidate_pythons
 from launcher.job.job import Job
+from launcher.output.console import Console
 from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
+from launcher.runs import host_history
 from launcher.runs.inspection import Inspection, Inspector
+from launcher.runs.run_list import RunList
 from launcher.session.session import Session
+from launcher.session.settings import loader_pythons
 from launcher.sync.contents import Contents
 from launcher.wording import count, duration
 
+_SENDS = "Send the code in DIR and check it there.  [default DIR: the repository]"
 
-async def check(
-    job: Job, session: Session, pythons: Sequence[str], incidents: Mapping[str, str], contents: Contents | None = None
-) -> Inspection:
-    """Inspect all hosts and disconnect; at a signal, report which have failed so far and raise Interrupted.
 
-    incidents: what went wrong with hosts in earlier runs; contents: of the job's tree, if it has one.
+@click.command("check", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
+    CONFIG, *HOSTS, *REACH, SYNC[0].but(help=_SENDS), *SYNC[1:], MASTER_ADDR, *JOB,
+    AS_JSON.but(help="Print all facts and findings as one JSON object."),
+    WORDS,
+])  # fmt: skip
+@gather
+def command(*, request: Request) -> int:
+    """Compare the hosts and show problems and differences, without starting a run.
+
+    With SCRIPT, compare the script on all hosts too. The exit code is 0 if nothing would break a run. In a Slurm job,
+    its hosts are the default.
     """
-    async with session.asking():
-        inspector = Inspector(job, session, pythons, with_checks=True, incidents=incidents, contents=contents)
-        return await inspector.ask()
+    hosts = read_hosts(request)
+    job = add_tree(read_job(request, hosts), request)
+
+    async def check(session: Session, console: Console) -> int:
+        incidents = host_history.describe(RunList.of_user(os.environ), [host.name for host in hosts], time.time())
+        async with session.asking():
+            inspector = Inspector(
+                job, session, candidate_pythons(job, sys.executable), with_checks=True, incidents=incidents,
+                contents=Contents(job.tree, os.environ) if job.tree is not None else None,
+            )  # fmt: skip
+            inspection = await inspector.ask()
+        console.emit("check", **as_record(job, inspection))
+        for line in table(job, inspection):
+            console.show(line)
+        return exit_code(inspection)
+
+    return act_on_hosts("check", request, check, hosts=hosts, env=job.env, pythons=loader_pythons(job.python))
 
 
 def exit_code(inspection: Inspection) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.top import as_lines, find_users, watch_run
-from launcher.commands.top_screen import HostNow, RunNow, draw, now_as_text, parse_now
+from launcher.cli.top import as_lines, find_users, watch_run
+from launcher.cli.top_screen import HostNow, RunNow, draw, now_as_text, parse_now
 from launcher.job.facts import BoxClaim, Gpu, GpuSample, GpuUse, HostSample, NodeFacts
 from launcher.output.output_streams import Style
 from launcher.runs.run_list import RunList

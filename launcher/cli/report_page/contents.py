@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from launcher.commands.report_page.plots import MOST_LINES, Line, Plot, TimeRange, Values, find_numbers
+from launcher.cli.report_page.plots import MOST_LINES, Line, Plot, TimeRange, Values, find_numbers
 from launcher.forms import FormError, Most, SentAs, Within, load_json, reader_of
 from launcher.output.log_reader import Choice, RunLogs
 from launcher.runs.run_json import RunJson

@@ -21,7 +21,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from machines.example_run import BEGAN_AT, FINDING, ODD_GPU, ODD_HOST, ODD_RANK, RUN_ID, ExampleRun
 
-from launcher.commands.report_page.contents import (
+from launcher.cli.answer import find_value
+from launcher.cli.report_page.contents import (
     Sample,
     SampleFinding,
     collect_contents,
@@ -30,7 +31,7 @@ from launcher.commands.report_page.contents import (
     read_samples,
     tell_contents,
 )
-from launcher.commands.report_page.page import (
+from launcher.cli.report_page.page import (
     BOTTOM,
     RIGHT,
     draw_plot,
@@ -39,8 +40,7 @@ from launcher.commands.report_page.page import (
     show_number,
     write_page,
 )
-from launcher.commands.report_page.plots import MOST_BINS, Line, Plot, TimeRange, Values, find_numbers
-from launcher.commands.run_answers import find_value
+from launcher.cli.report_page.plots import MOST_BINS, Line, Plot, TimeRange, Values, find_numbers
 from launcher.errors import UsageError
 from launcher.forms import FormError
 from launcher.output.log_reader import LogLine
@@ -213,7 +213,7 @@ def test_a_long_file_of_samples_is_thinned(tmp_path: Path, monkeypatch: pytest.M
     """Findings stay, and so does each host."""
     run = ExampleRun(hours=1).write(tmp_path)
     every, _ = read_samples(run.folder)
-    monkeypatch.setattr("launcher.commands.report_page.contents._SAMPLE_BYTES", 60_000)
+    monkeypatch.setattr("launcher.cli.report_page.contents._SAMPLE_BYTES", 60_000)
     few, findings = read_samples(run.folder)
     assert 0.05 < len(few) / len(every) < 0.2
     assert {sample.host for sample in few} == {sample.host for sample in every}
@@ -264,7 +264,7 @@ def test_plots_are_drawings_with_text_in_them(half_an_hour: str) -> None:
     assert "08:10" in page.texts
     classes = [attributes["class"] or "" for _, attributes in page.elements if "class" in attributes]
     assert classes.count("line s1") == 5 * 3 and classes.count("s1") == 5  # the odd GPU, in three attempts
-    css = resources.files("launcher.commands").joinpath("templates/style.css").read_text("utf-8")
+    css = resources.files("launcher.cli.report_page").joinpath("templates/style.css").read_text("utf-8")
     assert {word for each in classes for word in each.split() if f".{word}" not in css} == set()
     gaps = {attributes["width"] for _, attributes in page.elements if attributes.get("class") == "gap"}
     assert gaps and all(0 < float(gap) < 10 for gap in gaps)  # of a few seconds in half an hour

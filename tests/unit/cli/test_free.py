@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from machines.example_facts import facts
 
-from launcher.commands.free import Box, Survey, table
+from launcher.cli.free import Box, Survey, table
 from launcher.errors import EXIT_UNREACHABLE, HostFailure, HostFailureKind
 from launcher.forms import reader_of
 from launcher.hosts.host import Host

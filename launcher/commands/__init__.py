@@ -1,1 +1,0 @@
-"""What the commands besides a run do, and the page of a run."""
