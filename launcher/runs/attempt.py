@@ -41,9 +41,8 @@ from launcher.runs.inspection import Inspection, Inspector
 from launcher.runs.judge import Judge, find_lost_host_wait
 from launcher.runs.records import Result, describe_code, describe_hosts, describe_plan
 from launcher.runs.run_request import ALL_RUN, RunRequest
-from launcher.runs.run_state import Activity
+from launcher.runs.run_state import Activity, StateKeeper
 from launcher.runs.samples import PERIOD_S, RunSamples
-from launcher.runs.state_keeper import StateKeeper
 from launcher.session.connection import Event
 from launcher.session.node_state import Census
 from launcher.session.session import Session

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from launcher.errors import UsageError
+from launcher.concurrency import start_thread
+from launcher.errors import LauncherError, UsageError
 from launcher.job.job import DEFAULT_PROGRAM, Job
+from launcher.node.agents.notice import run_notice
 from launcher.output.run_folder import RunRecord
 from launcher.output.write_queue import STALLED_S
 from launcher.runs.culprits import find_between_attempts
-from launcher.runs.notification import Notifier
 from launcher.runs.records import Result
+from launcher.runs.report import describe_cause
 from launcher.runs.run import Run
 from launcher.runs.run_list import RunList, RunListEntry
 from launcher.runs.run_request import RunRequest
 from launcher.session.session import SIGNALS
 from launcher.session.signals import catch_signals, outlast_signals
 from launcher.sync.contents import Contents
+
+_PLAIN_WORD = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 
 
 async def execute_job(
@@ -93,3 +99,42 @@ def find_checkpoints(job: Job, run_id: str) -> str | None:
         if option == "--config":
             return None
     return f"outputs/{run_id}/checkpoints"
+
+
+class Notifier:
+    """Runs the command in a shell, with the event in its environment: LAUNCH_EVENT is `end`, `restart` or `wait`."""
+
+    def __init__(
+        self, command: str, run_id: str, name: str | None, env: Mapping[str, str], say: Callable[[str], object]
+    ) -> None:
+        """name: of the run; env: the environment of the command; say: gets why it failed, never the command itself."""
+        self._command = command
+        self._env = {**env, "LAUNCH_RUN": run_id, "LAUNCH_NAME": name or ""}
+        self._say = say
+
+    def __call__(self, event: str, result: Result) -> None:
+        """Run it; at the end of the run, wait until it has ended."""
+        cause = describe_cause(result.cause) if result.cause is not None else result.error or ""
+        env = {
+            **self._env, "LAUNCH_EVENT": event, "LAUNCH_EXIT_CODE": str(result.exit_code),
+            "LAUNCH_CAUSE": cause.replace("\0", ""),
+        }  # fmt: skip
+        if event == "end":
+            self._run(env)
+            return
+        try:
+            start_thread(lambda: self._run(env), "notify", lambda error: None)
+        except LauncherError as error:
+            self._say(f"launch: can't run --notify: {error.message}")
+
+    def warn(self) -> None:
+        """Say if the shell doesn't find the program with which the command begins."""
+        first = _PLAIN_WORD.match(self._command)
+        if first is not None and run_notice(f"command -v {first[1]}".encode(), self._env):  # else the shell makes it
+            self._say(f"launch: --notify won't run: {first[1]} isn't found on {socket.gethostname()}")
+            self._say("  fix: name it with its absolute path on the controller host")
+
+    def _run(self, env: Mapping[str, str]) -> None:
+        """Run it for a minute at most, with the processes that it starts."""
+        if failed := run_notice(os.fsencode(self._command), env):
+            self._say(f"launch: {failed}")

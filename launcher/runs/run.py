@@ -40,8 +40,7 @@ from launcher.runs.queue import AGAIN_S, SAY_S, BusyError, Place, Queue, QueueTi
 from launcher.runs.records import Result
 from launcher.runs.run_json import EndedAttempt
 from launcher.runs.run_request import QUEUED, RunRequest
-from launcher.runs.run_state import Activity, RestartCount
-from launcher.runs.state_keeper import StateKeeper
+from launcher.runs.run_state import Activity, RestartCount, StateKeeper
 from launcher.session.connection import Connection
 from launcher.session.node_state import Census
 from launcher.session.session import HANG_UP_S, SIGNALS, Session
@@ -50,6 +49,7 @@ from launcher.session.signals import Action, Interrupted, catch_signals
 from launcher.wording import age, count, span
 
 LOOK_AGAIN_S = 2.0
+LONG_WAIT_S = 300.0  # for hosts; then --notify hears of it, before the next pause
 _TIME_LOOK_S = 60.0  # at the clock: a suspended machine delays a timer
 _LISTEN_S = 0.02  # to signals, at least: one may have come while the loop was busy
 
@@ -65,7 +65,7 @@ class Run:
     def __init__(self, request: RunRequest) -> None:
         self._request = request
         self._home_disk = WriteQueue("disk", _ignore)  # of the state: a run needs none
-        self._state = StateKeeper(request.note_state, self._home_disk, self._notify_wait)
+        self._state = StateKeeper(request.note_state, self._home_disk)
         self._record = request.record
         self._say = request.console.say
         self._options = request.options
@@ -79,6 +79,7 @@ class Run:
         self._idle: list[Connection] = []  # to hosts that hold claims until the next attempt takes them
         self._timer: asyncio.TimerHandle | None = None  # for the time limit
         self._time_limit: str | None = None  # that has been reached
+        self._told_wait = 0.0  # since when the run waited for hosts as --notify was told of that
 
     async def execute(self) -> Result:
         """Run the job to its end; raise LauncherError if it can't start."""
@@ -97,7 +98,6 @@ class Run:
                 raise
             finally:
                 self._stop_timer()
-                self._state.close()
                 for connection in self._idle:
                     connection.close()
 
@@ -339,14 +339,17 @@ class Run:
         away = [name for name in names if name in suspects]
         if waits_for_hosts(ending) and away:
             self._state.change(Activity.WAITING, hosts=tuple(away))
+            self._notify_long_wait()
         else:
             self._state.change(Activity.PAUSED, until=wall_clock() + max(0.0, seconds))
 
-    def _notify_wait(self, words: str) -> None:
+    def _notify_long_wait(self) -> None:
         """Tell once that the run has waited for hosts for long."""
-        if self._request.notify is not None:
-            code = self._attempts[-1].result.exit_code
-            self._request.notify("wait", Result(code, self._elapsed_s(), Census({}, {}), error=words))
+        state, notify = self._state.state, self._request.notify
+        if notify is not None and state.since != self._told_wait and wall_clock() - state.since >= LONG_WAIT_S:
+            self._told_wait = state.since
+            code, words = self._attempts[-1].result.exit_code, str(state.as_doing(wall_clock()))
+            notify("wait", Result(code, self._elapsed_s(), Census({}, {}), error=words))
 
     @property
     def _is_awaited(self) -> bool:

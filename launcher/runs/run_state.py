@@ -1,19 +1,26 @@
-"""What a run does now, as its process writes it down (runs.state_keeper), and `launch ps`, `attach` and `wait` show it.
+"""What a run does now, as its process writes it down, and `launch ps`, `attach` and `wait` show it.
 
 Times in the file are wall-clock seconds of the machine that controls the run. It is asked there, so what is told
-elsewhere are the seconds since then. Nothing here does I/O.
+elsewhere are the seconds since then.
 """
 
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
+import contextlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
+from launcher.clock import wall_clock
+from launcher.errors import LauncherError
 from launcher.forms import Count, Most, Within
 from launcher.hosts.ranges import fold_names
 from launcher.wording import age, count, ordinal
+
+if TYPE_CHECKING:
+    from launcher.output.write_queue import WriteQueue
 
 _MOST_NAMES = 30  # characters; more hosts than that are counted
 _MOST_S = float((1 << 32) - 1)
@@ -129,3 +136,29 @@ def _passed(seconds: float) -> str:
 
 def _round(seconds: float) -> float:
     return round(min(max(0.0, seconds), _MOST_S), 1)
+
+
+class StateKeeper:
+    """Knows what its run does, and writes each change down in another thread, so that no disk delays the run."""
+
+    def __init__(self, write: Callable[[RunState], object] | None, disk: "WriteQueue") -> None:
+        self._write = write
+        self._disk = disk
+        self.state = RunState(Activity.STARTING, wall_clock(), RestartCount())
+
+    def change(self, what: Activity, **values: Any) -> None:
+        """Note what the run does from now on; values: of RunState. A wait continues, whichever hosts it is for."""
+        since = self.state.since if what is self.state.what else wall_clock()
+        self.state = RunState(what, since, self.state.restarts, **values)
+        if self._write is not None:
+            with contextlib.suppress(LauncherError):  # no thread is left; a run needs no state
+                self._disk.put(partial(self._write, self.state))
+
+    def note_odd(self, subjects: Sequence[str]) -> None:
+        """Note which GPUs and hosts stand out now."""
+        if self.state.what is Activity.RUNNING:
+            self.change(Activity.RUNNING, odd=tuple(subjects))
+
+    def count(self, restarts: RestartCount) -> None:
+        """Note how the restarts are counted from now on; the next change writes it."""
+        self.state = replace(self.state, restarts=restarts)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.node.agents import notice
-from launcher.runs.notification import Notifier
+from launcher.runs.execution import Notifier
 from launcher.runs.records import Result
 from launcher.session.node_state import Census
 

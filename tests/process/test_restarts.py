@@ -21,7 +21,7 @@ from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
 from launcher.output.output_streams import Style
 from launcher.output.run_folder import create_record
-from launcher.runs import attempt, hangs, judge, policy, state_keeper
+from launcher.runs import attempt, hangs, judge, policy
 from launcher.runs import run as run_module
 from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import find_culprits
@@ -185,7 +185,7 @@ def test_a_host_that_is_back_cuts_the_pause_short(tmp_path: Path, monkeypatch: p
 
 def test_a_host_that_reboots_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run says so in its state, counts no restart for it, and tells of a long wait once."""
-    monkeypatch.setattr(state_keeper, "LONG_WAIT_S", 0.0)
+    monkeypatch.setattr(run_module, "LONG_WAIT_S", 0.0)
     states: list[RunState] = []
     told: list[tuple[str, str | None]] = []
     done = run(
