@@ -35,7 +35,7 @@ from launcher.output.console import dated
 from launcher.output.output_streams import find_streams
 from launcher.preflight.findings import refuse_problems
 from launcher.runs import host_history
-from launcher.runs.code_version import find_version, keep_code_version
+from launcher.runs.code_version import find_code, find_version
 from launcher.runs.run_list import RemoteRun, RunList, Way
 from launcher.runs.run_request import ALL_RUN, QUEUED, Opener, RunOptions
 from launcher.session.session import Session
@@ -65,7 +65,7 @@ def run_planted(
     runs = RunList.of_user(os.environ)
     with _remembering():  # so that no run of this machine has the id that the controller shall use
         own_id = runs.take_id(datetime.now(), credentials.fingerprint)
-    version = find_version(job)
+    version = find_version(find_code(job))
     control = Control(
         replace(name_continued(job), own_python=sys.executable), tuple(hosts), spares, options,
         {**describe_origin(request), "git": version and asdict(version)}, credentials, own_id, request.quiet,
@@ -88,10 +88,9 @@ def run_planted(
             runs.add(planted)
         if not request.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")
-        with (
-            keep_code_version(job, None, partial(keep_version, runs, run_id)),
-            keep_origin(runs, run_id, job_here, everyone, request),
-        ):
+        if version is not None:
+            keep_version(runs, run_id, version)
+        with keep_origin(runs, run_id, job_here, everyone, request):
             code = _attach(planting)
     except KeyboardInterrupt:
         if planting.was_refused:

@@ -212,7 +212,7 @@ class RunJson:
     directory: Text = ""  # the directory in which it ran
     user: str = ""  # the user who ran it
     launch_host: str = ""  # the machine on which it ran
-    # the code of the ranks on the launch host; `null` for the built-in trainer, and if git can't tell within 5 s
+    # the code of the ranks on the launch host; `null` for the built-in trainer, and if git can't tell within 3 s
     git: CodeVersion | None = None
     again_of: str | None = None  # the run that this one repeats, if `launch again` started it; `null` otherwise
     started_at: str = ""  # when the checks were done and the ranks were about to start

@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from machines.patience import NEVER_S, slowed
+from machines.patience import slowed
 from machines.processes import is_alive, wait_until
 
 from launcher.job.job import DEFAULT_PROGRAM, Job, Program, ProgramKind
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs import code_version
-from launcher.runs.code_version import Git, find_code, keep_code_version
+from launcher.runs.code_version import find_code, find_version, keep_code_version
 from launcher.runs.run_json import CodeVersion
 
 SCRIPT = Program(ProgramKind.SCRIPT, "src/train.py")
@@ -78,37 +78,31 @@ def test_a_commit_and_what_differs_from_it(repository: Path) -> None:
     clean = CodeVersion(commit, False, 0, 0)
     (repository / "outputs").mkdir()
     (repository / "outputs" / "model.pt").touch()  # ignored
-    assert Git(repository / "src").version() == clean
+    assert find_version(repository / "src") == clean
     (repository / "logs").mkdir()
     (repository / "logs" / "run.json").touch()  # our own logs make no code dirty
-    assert Git(repository / "src").version() == replace(clean, untracked_files=1)
+    assert find_version(repository / "src") == replace(clean, untracked_files=1)
     (repository / "src" / "train.py").write_text("print(2)\n")
-    assert Git(repository / "src").version() == CodeVersion(commit, True, 1, 1)
+    assert find_version(repository / "src") == CodeVersion(commit, True, 1, 1)
 
 
 def test_where_git_knows_nothing(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Git(tmp_path / "no such folder").version() is None
+    assert find_version(tmp_path / "no such folder") is None
     (tmp_path / "empty").mkdir()
     git(tmp_path / "empty", "init", "--quiet", ".")
-    assert Git(tmp_path / "empty").version() is None  # no commit yet
+    assert find_version(tmp_path / "empty") is None  # no commit yet
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own switch: "dubious ownership"
-    assert Git(repository).version() is None
+    assert find_version(repository) is None
     monkeypatch.setenv("PATH", "/nowhere")
-    assert Git(repository).version() is None
+    assert find_version(repository) is None
 
 
 def test_a_git_that_hangs_is_ended(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it has started: a filter of git-lfs, say."""
     fake_git(tmp_path, f"sleep 300 & echo $! $$ >>{tmp_path}/pids; wait", monkeypatch)
-    monkeypatch.setattr(code_version, "ANSWER_S", 0.1)
-    assert Git(repository).version() is None
-    pids = tmp_path / "pids"
-    pids.unlink(missing_ok=True)
-    monkeypatch.setattr(code_version, "ANSWER_S", NEVER_S)
-    monkeypatch.setattr(code_version, "FAREWELL_S", 0.1)
-    record = make_record(tmp_path)
+    monkeypatch.setattr(code_version, "ANSWER_S", slowed(1))
+    record, pids = make_record(tmp_path), tmp_path / "pids"
     with keep_code_version(Job(SCRIPT, workdir=str(repository)), record, lambda version: None):
-        assert wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
         record.update({"plan": 1})
     assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
     assert "commit" not in (record.folder / "run.json").read_text()
@@ -117,4 +111,4 @@ def test_a_git_that_hangs_is_ended(repository: Path, tmp_path: Path, monkeypatch
 def test_a_status_that_takes_too_long(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_git(tmp_path, 'case "$*" in *rev-parse*) echo abc;; *) exec sleep 300;; esac', monkeypatch)
     monkeypatch.setattr(code_version, "ANSWER_S", slowed(2))
-    assert Git(repository).version() == CodeVersion("abc", None, None, None)
+    assert find_version(repository) == CodeVersion("abc", None, None, None)

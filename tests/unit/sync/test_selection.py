@@ -13,7 +13,7 @@ import pytest
 from machines.repositories import make_repository, run_git, write_files
 
 from launcher.errors import UsageError
-from launcher.runs.code_version import Git
+from launcher.runs.code_version import find_version
 from launcher.sync.selection import find_root, select
 
 NOBODY = 65534
@@ -194,7 +194,7 @@ def test_no_program_of_a_repository_s_configuration_runs(tmp_path: Path) -> None
         (root / ".git/hooks" / hook).symlink_to(program)
     with pytest.raises(UsageError, match=r"git ls-files failed: fatal: .* from promisor remote"):
         select(root)
-    version = Git(root).version()
+    version = find_version(root)
     assert version is not None and version.dirty is None
     assert not ran.exists()
 
