@@ -14,13 +14,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-STEPS, PARALLEL, ON_GPUS, CHECKPOINT = (
-    f"tests/train/test_{name}.py" for name in ("trainer_steps", "trainer_parallel", "on_gpus", "trainer_checkpoint")
+STEPS, ON_GPUS, CHECKPOINT = (
+    f"tests/train/test_{name}.py" for name in ("trainer_steps", "on_gpus", "trainer_checkpoint")
 )
 TRAIN, SPLIT, SAVED, JOINED = (
     f"launcher/{name}.py" for name in ("trainer/train", "trainer/parallel", "trainer/checkpoint", "distributed")
 )
 FAULT = 'raise RuntimeError("mutant")'
+# What the text of some mutants calls; it is put at the end of the file that they change.
+CALLED = """
+
+def own_shards(model):
+    shards = [getattr(one, "_local_tensor", one).detach() for one in model.parameters()]
+    for shard, one in zip(shards, model.parameters()):
+        shard.grad = getattr(one.grad, "_local_tensor", one.grad)
+    return shards
+
+
+def unsummed(kind):
+    def take_own(output_layouts, use_local_output, module, output, mesh):
+        return output.to_local().chunk(mesh.size(), 1)[mesh.get_local_rank()]
+    return type("Unsummed", (kind,), {"_prepare_output_fn": staticmethod(take_own)})
+"""
 
 
 class Mutant(NamedTuple):
@@ -44,8 +59,12 @@ MUTANTS = {
     "compile-fails": Mutant(SPLIT, "model.compile()", FAULT),
     "block-compile-fails": Mutant(SPLIT, "block.compile()", FAULT),
     "no-all-reduce": Mutant(SPLIT, "set_requires_all_reduce(is_last)", "set_requires_all_reduce(False)"),
-    "other-random-numbers": Mutant(SAVED, 'torch.set_rng_state(own["cpu"])', "pass", PARALLEL),
-    "optimizer-not-resumed": Mutant(SAVED, 'known["state"] = saved["optimizer"]', "pass", PARALLEL),
+    "other-random-numbers": Mutant(SAVED, 'torch.set_rng_state(own["cpu"])', "pass"),
+    "optimizer-not-resumed": Mutant(SAVED, 'known["state"] = saved["optimizer"]', "pass"),
+    "shards-of-optimizer-not-resumed": Mutant(SAVED, 'optimizer["state"] = state["optimizer"]', "pass"),
+    "norm-of-own-shard": Mutant(TRAIN, "(self.model.parameters(), config", "(own_shards(self.model), config"),
+    "no-sum-over-tp": Mutant(SPLIT, '"mlp.2": RowwiseParallel(', '"mlp.2": unsummed(RowwiseParallel)('),
+    "no-sum-of-validation": Mutant(TRAIN, "dist.all_reduce(total)", "pass"),
     "nan-gradient-saved": Mutant(TRAIN, "if not self.scaler.is_enabled():", "if False:", CHECKPOINT),
     "fused-fails": Mutant(TRAIN, "fused=True if", 'fused=int("mutant") if', ON_GPUS),
     "cuda-random-fails": Mutant(SAVED, 'torch.cuda.set_rng_state(own["cuda"], self._world.device)', FAULT, ON_GPUS),
@@ -77,7 +96,7 @@ def catch(mutant: Mutant) -> str:
         text = path.read_text()
         if text.count(mutant.old) != 1:
             raise ValueError(f"{mutant.path} has {mutant.old!r} {text.count(mutant.old)} times, not once")
-        path.write_text(text.replace(mutant.old, mutant.new))
+        path.write_text(text.replace(mutant.old, mutant.new) + CALLED)
         argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.tests]
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):

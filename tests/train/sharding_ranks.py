@@ -1,4 +1,4 @@
-"""Run by test_trainer_parallel.py on 4 ranks: what FSDP keeps in memory, and in which types it computes.
+"""Run by test_trainer_parallel.py on 2 ranks: what FSDP keeps in memory, and in which types it computes.
 
 Rank 0 prints one line of JSON.
 """

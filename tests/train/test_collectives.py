@@ -40,13 +40,13 @@ def watch(world: World) -> Watch:
 
 
 def test_three_ranks_under_torchrun(starter: Any) -> None:
-    argv = ["--nproc-per-node", "3", "-m", "launcher.collectives", "--max-size", "1"]
+    argv = ["--nproc-per-node", "3", "-m", "launcher.collectives", "--max-size", "1", "--load", "0.2"]
     run = starter.start_torchrun(*argv, env={"LAUNCH_FILES": str(starter.folder)})
     assert run.wait() == 0, run.stderr
     first, *lines = run.stdout.splitlines()
     assert first.startswith("initialized in ") and first.endswith(" s (3 ranks on 1 host)")
     assert lines[:8] == OK_LINES
-    assert lines[-2] == "loading all CPUs for 1 s"
+    assert lines[-2] == "loading all CPUs for 0.2 s"
     rows = [line.split() for line in lines[9:-2]]
     assert [row[:2] for row in rows] == [[name, size] for name in COLLECTIVES for size in ("4", "64", "1024")]
     assert lines[-1] == "all 14 checks passed with 3 ranks on 1 host (gloo, cpu)"
@@ -66,7 +66,7 @@ def check_results(results: dict[str, Any]) -> None:
 
 
 def test_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main([]) == 0
+    assert program.main(["--load", "0.1"]) == 0
     distributed.shutdown()
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.endswith("(1 rank on 1 host)")
@@ -74,31 +74,9 @@ def test_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
         *OK_LINES[:5],
         "send_recv      skipped: it needs two ranks",
         *OK_LINES[6:],
-        "loading all CPUs for 1 s",
+        "loading all CPUs for 0.1 s",
         "12 of 14 checks passed, 2 skipped with 1 rank on 1 host (gloo, cpu)",
     ]
-
-
-# Prints the modules that the checks import, which would count as their own time.
-CHECK = """
-import sys
-from launcher import distributed
-from launcher.collectives.__main__ import main
-def join(**options):
-    world = init(**options)
-    before.update(sys.modules)
-    return world
-init, distributed.init, before = distributed.init, join, set()
-code = main(["--only-checks"])
-print(sorted(name for name in set(sys.modules) - before if name.startswith("torch._")))
-distributed.leave(code)
-"""
-
-
-def test_no_check_waits_for_an_import(starter: Any) -> None:
-    run = starter.start(["-c", CHECK])
-    assert run.wait() == 0, run.stderr
-    assert run.stdout.splitlines()[-1] == "[]"
 
 
 EXCHANGE = """
@@ -118,14 +96,24 @@ def test_values_of_different_sizes_go_between_ranks(starter: Any) -> None:
 
 
 # Where an interpreter's torch finds no numpy, torch's own way to exchange Python values fails.
+# At first it prints the modules that the checks import, which would count as their own time.
 WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None
 from launcher import distributed
 from launcher.collectives.__main__ import main
-from launcher.trainer.train import run
+def join(**options):
+    world = init(**options)
+    before.update(sys.modules)
+    return world
+init, distributed.init, before = distributed.init, join, set()
+assert main(["--only-checks"]) == 0
+print("imported:", sorted(name for name in set(sys.modules) - before if name.startswith("torch._")))
+distributed.shutdown()
+distributed.init = init
 assert main(["--load", "0.1"]) == 0
 distributed.shutdown()
+from launcher.trainer.train import run
 words = ["--data-size", "64", "--epochs", "1", "--save-dir", "saves"]
 assert run(words) == 0 and run([*words, "--resume", "--epochs", "2"]) == 0
 print(run([*words, "--parallel", "fsdp"]), flush=True)
@@ -133,9 +121,10 @@ distributed.leave(0)
 """
 
 
-def test_numpy_may_be_missing_but_for_shards(starter: Any) -> None:
+def test_numpy_may_be_missing_but_for_shards_and_no_check_waits_for_an_import(starter: Any) -> None:
     run = starter.start(["-c", WITHOUT_NUMPY])
     assert run.wait() == 0, run.stderr
+    assert "imported: []\n" in run.stdout
     assert "2 epochs" in run.stdout and run.stdout.endswith("\n2\n")
     fix = "fix: install numpy on all hosts, or use ddp"
     assert run.stderr.endswith(f"parallel fsdp needs numpy, which torch uses to save shards; {fix}\n")
@@ -151,7 +140,7 @@ sys.exit(run(["--data-size", "64", "--epochs", "2", "--save-dir", sys.argv[1], "
 
 def test_several_ranks_that_resume_without_numpy_say_so(starter: Any) -> None:
     words = ["-m", "launcher.trainer", "--data-size", "64", "--epochs", "1", "--save-dir", "saves"]
-    assert starter.start(words).wait() == 0
+    assert starter.start(words, warm=True).wait() == 0
     ranks = starter.start_ranks(2, lambda _: ["-c", RESUMES_WITHOUT_NUMPY, str(starter.folder / "saves")])
     assert [rank.wait() for rank in ranks] == [2, 2]
     said = ": several ranks resume with torch's help, which needs numpy; fix: install numpy\n"

@@ -1,11 +1,9 @@
-"""Text from trained models: of one rank and of two."""
+"""Text from trained models; that of shards is in test_trainer_steps.py."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -52,21 +50,6 @@ def test_what_was_trained_writes_text(say: Say) -> None:
     likeliest = write(say, "out", "--length", "30", "--temperature", "0")
     assert likeliest == write(say, "out", "--length", "30", "--top-k", "1", "--seed", "4")
     assert len({*likeliest.split()} & {*TEXT.split()}) >= 3  # it has learned words
-
-
-def test_shards_write_what_the_whole_writes(say: Say, starter: Any, tmp_path: Path) -> None:
-    few = [*SMALL, "--steps-per-epoch", "10"]
-    assert say(trainer.main, *few, "--save-dir", "alone")[0] == 0
-    argv = ["-m", "launcher.trainer", *few, "--parallel", "tp", "--save-dir", "shared"]
-    ranks = starter.start_ranks(2, lambda rank: argv)
-    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
-    alone, shared = (
-        re.findall(r'"loss": ([\d.]+)', (tmp_path / name / "metrics.jsonl").read_text()) for name in ("alone", "shared")
-    )
-    assert [*map(float, shared)] == pytest.approx([*map(float, alone)], rel=1e-4)
-    for model in ("model.pt", "checkpoints/step_10"):
-        text = write(say, f"shared/{model}", "--length", "20", "--temperature", "0")
-        assert text == write(say, "alone", "--length", "20", "--temperature", "0")
 
 
 def test_bytes_are_spelled_as_whole_characters(say: Say) -> None:

@@ -160,7 +160,7 @@ def test_wandb_offline_keeps_the_run_and_leaves_no_process(tmp_path: Path, start
     pytest.importorskip("wandb", reason="pip install wandb")
     tests = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"
     env = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_RUN_ID": "first", "TMPDIR": str(tmp_path)}
-    rank = starter.start(["-c", WANDB_RUN], {**env, "PYTHONPATH": tests})
+    rank = starter.start(["-c", WANDB_RUN], {**env, "PYTHONPATH": tests}, warm=True)
     assert rank.wait() == 0, rank.stderr
     assert not LOST.search(rank.stderr)
     assert (tmp_path / "wandb_run_id").read_text() == "first"
