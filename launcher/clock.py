@@ -7,8 +7,8 @@ import time
 from datetime import datetime, timedelta
 from functools import lru_cache
 
-from launcher.node.clock import boot_id as boot_id
-from launcher.node.clock import boottime as boottime
+from launcher.node.system import boot_id as boot_id
+from launcher.node.system import boottime as boottime
 
 _EPOCH = time.time() - boottime()
 _TYPED = re.compile(r"(?:([0-9]{4}-[0-9]{2}-[0-9]{2})[ T])?([0-9]{1,2}):([0-9]{2})")

@@ -2,7 +2,6 @@
 
 Nothing is installed on the nodes: `launcher.transports.archives` packs these modules, and `loading` imports them there.
 
-The launcher imports a few of them too: `messages` and `clock` anywhere, what describes code and directories in `sync`
-and `runs`, and `facts.network` in `controller` (tests/unit/test_house.py lists them); ranks have `nvml` in their
-archive.
+The launcher imports a few of them too: `messages` anywhere, what describes code and directories in `sync` and `runs`,
+and `facts.network` in `controller` (tests/unit/test_house.py lists them); ranks have `nvml` in their archive.
 """

@@ -222,76 +222,26 @@ class Held:
             self._release(name)
 
 
-class _Answer:
-    """What the holder of a name has said."""
+class _Answer(NamedTuple):
+    """What the holder of a name has said; uid: None if it can't be called, since its backlog is full."""
 
-    def __init__(self, name: Name, sock: socket.socket | None) -> None:
-        self.name = name
-        self.sock = sock  # None: it can't be called, since its backlog is full
-        self.uid = _find_peer(sock) if sock is not None else None
-        self.words: Words = {}
+    name: Name
+    uid: int | None
+    words: Words
 
 
-class _Look:
-    """One request to all who hold some names."""
-
-    def __init__(
-        self, loop: Loop, names: Iterable[Name], request: Words, on_answer: Callable[[_Answer], object],
-        on_answers: Callable[[List[_Answer]], object],
-    ) -> None:  # fmt: skip
-        """on_answer: gets each answer as it comes; on_answers: all of them, or after a moment those that came."""
-        self._loop = loop
-        self._on_answer, self._on_answers = on_answer, on_answers
-        data = json.dumps(request).encode()
-        self._answers = [answer for name in names for answer in _call(name, data)]
-        self._lines = {answer.sock: answer for answer in self._answers if answer.sock is not None}
-        for sock in self._lines:
-            loop.watch(sock.fileno(), partial(self._read, sock))
-        self._timer = loop.call_later(_ANSWER_S if self._lines else 0.0, self._finish)
-
-    def _read(self, sock: socket.socket) -> None:
-        answer = self._lines[sock]
-        try:
-            answer.words = _read_words(sock.recv(_MOST_BYTES))
-        except OSError:
-            pass
-        self._hang_up(sock)
-        self._on_answer(answer)
-        if not self._lines:
-            self._finish()
-
-    def _hang_up(self, sock: socket.socket) -> None:
-        del self._lines[sock]
-        self._loop.forget(sock.fileno())
-        sock.close()
-
-    def _finish(self) -> None:
-        self.close()
-        self._on_answers(self._answers)
-
-    def close(self) -> None:
-        """End it."""
-        self._loop.cancel(self._timer)
-        for sock in list(self._lines):
-            self._hang_up(sock)
-
-
-def _call(name: Name, data: bytes) -> Iterable[_Answer]:
-    """Yield who holds a name, if somebody listens there."""
+def _call(name: Name, request: bytes) -> socket.socket:
+    """Call the holder of a name; raise ConnectionRefusedError if nobody listens, BlockingIOError if it can't answer."""
     sock = _open()
     try:
         sock.connect(_address(name))
-        sock.send(data)
-    except ConnectionRefusedError:
-        sock.close()
-        return
-    except BlockingIOError:
-        sock.close()
-        yield _Answer(name, None)
-        return
+        sock.send(request)
     except (BrokenPipeError, ConnectionResetError):  # it has ended since
         pass
-    yield _Answer(name, sock)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 # ---- for a run -------------------------------------------------------------------------------------------------------
@@ -310,7 +260,7 @@ class ClaimHolder:
         self._numbers: Dict[str, int] = {}  # of the GPUs, by key
         self._shown: List[Any] | None = None  # what the launcher knows of its turn
         self._is_over = False
-        self._look: _Look | None = None
+        self._look: object = None  # the last question to others; later answers to earlier ones count no more
         self._timer: Timer | None = None
 
     @property
@@ -437,11 +387,35 @@ class ClaimHolder:
         self, names: Iterable[Name], request: Words, act: Callable[[List[_Answer]], object],
         on_answer: Callable[[_Answer], object] = lambda answer: None,
     ) -> None:  # fmt: skip
-        """Ask all others who hold these names."""
+        """Ask all others who hold these names; act: gets all answers, or after a moment those that have come."""
         self._forget()
+        look = self._look = object()
         own = {name for held in (self._own, self._place) if held is not None for name in held.sockets}
-        others = [name for name in names if name not in own]
-        self._look = _Look(self._loop, others, request, partial(self._try, on_answer), partial(self._try, act))
+        answers: List[_Answer] = []
+        called = {}
+        for name in set(names) - own:
+            try:
+                called[name] = _call(name, json.dumps(request).encode())
+            except ConnectionRefusedError:
+                pass
+            except BlockingIOError:
+                answers.append(_Answer(name, None, {}))
+        waiting = len(called)
+
+        def take(name: Name, uid: int, data: bytes) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if look is self._look:
+                answers.append(_Answer(name, uid, _read_words(data)))
+                self._try(on_answer, answers[-1])
+            if look is self._look and not waiting:
+                self._try(act, answers)
+
+        for name, sock in called.items():
+            self._loop.read_all(sock.fileno(), partial(take, name, _find_peer(sock)), _ANSWER_S)
+            sock.detach()  # it is closed once it is read
+        if not called:
+            self._try(act, answers)
 
     def _try(self, act: Callable[..., object], *arguments: object) -> None:
         """Act, and tell the launcher if this system doesn't let it, such as without a permission for sockets."""
@@ -490,8 +464,6 @@ class ClaimHolder:
 
     def _forget(self) -> None:
         self._loop.cancel(self._timer)
-        if self._look is not None:
-            self._look.close()
         self._look = None
 
     def _end_own(self) -> None:

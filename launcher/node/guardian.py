@@ -46,7 +46,7 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     os.close(life_read)
     os.close(handover_write)
     os.close(keepers_read)
-    _release_stdout()
+    workers.silence(1)  # it is the supervisor's alone, so its end of file means that the supervisor died
     # The supervisor decides about signals that ask it to stop; it ignores SIGINT.
     for number in _FORWARDED:
         signal.signal(number, lambda number, frame: _forward(pid, number))
@@ -69,13 +69,6 @@ def _run_supervisor(
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
         traceback.print_exc()
         os._exit(1)
-
-
-def _release_stdout() -> None:
-    """Leave stdout to the supervisor alone, so that its end of file means that the supervisor died."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
 
 
 def _forward(pid: int, number: int) -> None:
@@ -106,15 +99,8 @@ def _read_notes(fd: int) -> dict[str, Any]:
     `sampler` is the process id and the start time of what reads the GPUs.
     """
     os.set_blocking(fd, False)
-    text = b""
-    while True:
-        try:
-            data = os.read(fd, 1 << 16)
-        except OSError:
-            break
-        if not data:
-            break
-        text += data
+    with open(fd, "rb") as file:
+        text = file.read() or b""
     handover_log: dict[str, Any] = {"processes": []}
     for line in text.splitlines():
         entry = json.loads(line.decode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
-from launcher.node import clock, messages
+from launcher.node import messages, system
 from launcher.node.loop import Loop, Timer
 from launcher.node.send_queue import SendQueue
 
@@ -19,7 +19,7 @@ class Lease:
 
     def __init__(self, loop: Loop, send_queue: SendQueue, on_expired: Callable[[float], object]) -> None:
         """Begin the lease of a launcher that has not said yet how long it is."""
-        self.clock = clock.boottime  # the launcher keeps running while this machine is suspended
+        self.clock = system.boottime  # the launcher keeps running while this machine is suspended
         self.silence_s = 15.0
         self._loop = loop
         self._send_queue = send_queue
@@ -35,7 +35,7 @@ class Lease:
     def grant(self, header: dict[str, Any]) -> bool:
         """Take what PREPARE says of the lease, and begin to send beats; tell whether both machines sleep as one."""
         self.silence_s = header["silence_s"]
-        sleeps_along = header.get("boot_id") is not None and header["boot_id"] == clock.boot_id()
+        sleeps_along = header.get("boot_id") is not None and header["boot_id"] == system.boot_id()
         if sleeps_along:  # time in which both are suspended is not silence
             self.clock = time.monotonic
             self.renew()

@@ -64,12 +64,11 @@ class Loop:
         fd: int,
         callback: Callable[[bytes], object],
         timeout_s: float | None = None,
-        on_timeout: Callable[[], object] | None = None,
-        most_bytes: int = MOST_BYTES,
+        on_timeout: Callable[[], object] = lambda: None,
     ) -> None:
         """Read `fd` to its end, then close it and call `callback(data)`; on a timeout, call `on_timeout()` first.
 
-        Bytes beyond `most_bytes` are read and dropped, so that the writer does not block.
+        Bytes beyond `MOST_BYTES` are read and dropped, so that the writer does not block.
         """
         kept = bytearray()
         timer: Timer | None = None
@@ -81,15 +80,17 @@ class Loop:
             callback(bytes(kept))
 
         def read() -> None:
-            data = os.read(fd, 1 << 16)
+            try:
+                data = os.read(fd, 1 << 16)
+            except OSError:  # of a connection that has broken
+                data = b""
             if data:
-                kept.extend(data[: most_bytes - len(kept)])
+                kept.extend(data[: MOST_BYTES - len(kept)])
             else:
                 finish()
 
         def give_up() -> None:
-            if on_timeout is not None:
-                on_timeout()
+            on_timeout()
             finish()
 
         self.watch(fd, read)

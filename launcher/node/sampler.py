@@ -13,11 +13,11 @@ import select
 import time
 from typing import Any, Callable
 
-from launcher.node import clock, messages, nvml
+from launcher.node import messages, nvml
 from launcher.node.facts.gpus import follow_xids, list_processes
 from launcher.node.loop import Loop, Timer
 from launcher.node.processes import proc, workers
-from launcher.node.system import is_in_container, read_rows
+from launcher.node.system import boottime, is_in_container, read_rows
 
 _HANGS_S = 15.0  # nvidia-smi needs 3 s for a GPU whose driver isn't loaded
 _PROCESSES_S = 30.0  # between two looks for processes on the GPUs, each of which is a process itself
@@ -131,7 +131,7 @@ class HostReader:
 
     def read(self) -> dict[str, Any]:
         """Return the values of `job.facts.HostSample`; None for a rate at the first look, and for what is unknown."""
-        now = clock.boottime()
+        now = boottime()
         counts, load = _read_counts(), read_rows("/proc/loadavg")
         memory = {row[0]: int(row[1]) for row in read_rows("/proc/meminfo") if len(row) > 1}
         passed_s, last = now - self._at, self._counts

@@ -126,10 +126,7 @@ class Supervisor:
         self._ending.begin("its parent process was killed")
 
     def _catch_signals(self) -> None:
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_read, False)
-        os.set_blocking(wake_write, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        wake_read = workers.watch_signals()
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGHUP, *proc.NOTICES):

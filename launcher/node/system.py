@@ -1,10 +1,11 @@
-"""What the kernel and the system say of this machine: its id, namespaces, mounts and locks."""
+"""What the kernel and the system say of this machine: its clock, ids, namespaces, mounts and locks."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pwd
+import time
 
 # File systems of other machines.
 _REMOTE = {
@@ -16,6 +17,22 @@ MACHINE_ID = "/etc/machine-id"
 MOUNTS = "/proc/self/mountinfo"
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # include/linux/proc_ns.h; in others, processes have other numbers
 _MOST_BYTES = 4 << 20
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_MOST_ID_BYTES = 100  # the kernel refuses to read files below /proc/sys in pieces of megabytes
+# time.monotonic() stops in suspend. On Linux only CLOCK_BOOTTIME counts it (clock_gettime(2)). macOS has no
+# such name: time.monotonic() is mach_absolute_time() there, and CLOCK_MONOTONIC is what "will continue to increment
+# while the system is asleep" (its clock_gettime(3)).
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boottime() -> float:
+    """Return seconds that never step back and include the time in suspend."""
+    return time.clock_gettime(_CLOCK)
+
+
+def boot_id() -> str | None:
+    """Return the id of this kernel's boot, the same in its containers: they are suspended together. None: unknown."""
+    return read_text(_BOOT_ID, _MOST_ID_BYTES).strip() or None
 
 
 def read_text(path: str, most_bytes: int = _MOST_BYTES, errors: str = "replace") -> str:

@@ -35,9 +35,8 @@ NOISE_BYTES = 64 << 10
 # Of each command line here: the first is also a shell's for a program that it doesn't find, the second nothing else's.
 NO_PYTHON_EXIT_CODE = 127
 NOT_LINUX_EXIT_CODE = 119
-SUPERVISOR, AGENT, TASK, SENDER, LAUNCHER = (
-    "launcher.node.guardian", "launcher.node.agents.agent", "launcher.node.agents.task", "launcher.node.file_sender",
-    "launcher.cli.answer",
+SUPERVISOR, AGENT, SENDER, LAUNCHER = (
+    "launcher.node.guardian", "launcher.node.agents.agent", "launcher.node.file_sender", "launcher.cli.answer",
 )  # fmt: skip
 # Of a shell that doesn't find what --enter names: docker, podman, kubectl, apptainer, sudo.
 _MISSING = re.compile(r"(?i)not found|no such file|unknown command|can't execute")

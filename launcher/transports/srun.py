@@ -372,7 +372,7 @@ class SrunStep:
         order = messages.encode(messages.PLANT, connect_timeout_s=self._timeout_s, **self._hub.make_order(hosts))
         assert self._process.stdin is not None  # asked for
         with contextlib.suppress(OSError):  # srun is gone, which the reader sees
-            self._process.stdin.write(bootstrap.start_code(bootstrap.TASK, self._archive, is_kept=is_kept) + order)
+            self._process.stdin.write(bootstrap.start_code(bootstrap.AGENT, self._archive, is_kept=is_kept) + order)
             self._process.stdin.flush()
 
     def _read(self) -> None:

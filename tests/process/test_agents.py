@@ -489,16 +489,11 @@ def test_no_address_that_works(make_fleet: Callable[..., Fleet]) -> None:
         hanging, refusing = hangs.getsockname()[1], closed.getsockname()[1]
         closed.close()
         addresses = [("127.0.0.1", hanging), ("127.0.0.1", refusing), ("n1.invalid", 1)]
-        planted = fleet.plant("n1", addresses)
-        with hangs.accept()[0] as hung:
-            assert hung.recv(1), "it has begun TLS, and has tried the others"
-            planted.end_input()
-            why = planted.read_answer()["why"].split("; ")
+        planted = fleet.plant("n1", addresses, connect_timeout_s=slowed(0.5))
+        why = planted.read_answer()["why"].split("; ")
         assert f"127.0.0.1 port {refusing}: connection refused" in why
+        assert f"127.0.0.1 port {hanging}: no answer" in why
         assert any(line.startswith("n1.invalid port 1: ") for line in why)
-        assert planted.wait_for_end() == 1
-        planted = fleet.plant("n1", addresses[:1], connect_timeout_s=slowed(0.3))
-        assert planted.read_answer() == {"type": "refused", "why": f"127.0.0.1 port {hanging}: no answer"}
         assert planted.wait_for_end() == 1
     assert fleet.hub.missing() == ["n1"]
 

@@ -201,10 +201,8 @@ def test_two_queries_that_hang_are_cut_together(
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand for NVIDIA's driver, with two GPUs."""
-    monkeypatch.setattr(gpus, "DRIVER", str(tmp_path / "driver"))
-    for address in ("0000:3b:00.0", "0000:5e:00.0"):
-        (tmp_path / "driver" / "gpus" / address).mkdir(parents=True)
+    """Stand for NVIDIA's driver."""
+    monkeypatch.setattr(gpus, "DRIVER", str(tmp_path))
 
 
 @pytest.mark.usefixtures("driver")
@@ -213,15 +211,6 @@ def test_a_driver_that_loads_is_waited_for(fake: Callable[[str, str], None], mon
     monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", 0.05)
     fake("nvidia-smi", nvidia("sleep 0.5; " + say(LINE)))
     assert query() == ([H200], None)
-
-
-@pytest.mark.usefixtures("driver")
-def test_a_driver_that_hangs_shows_how_many_gpus_it_has(
-    fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpus, "LOADING_TIMEOUT_S", 1)
-    fake("nvidia-smi", "exec sleep 300")
-    assert query() == ([], "nvidia-smi gave no answer in 1 s; the driver has 2")
 
 
 @pytest.mark.usefixtures("driver")
@@ -285,10 +274,10 @@ def test_ten_cards_stand_in_the_order_of_their_numbers(fake: Callable[[str, str]
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("true", "rocm-smi lists none"),
-        ("echo 'cat: /sys/module/amdgpu/initstate: No such file or directory'; exit 1", "rocm-smi lists none"),
+        ("true", "rocm-smi listed none"),
+        ("echo 'cat: /sys/module/amdgpu/initstate: No such file or directory'; exit 1", "rocm-smi listed none"),
         ("echo 'ERROR: GPU[0] : driver not initialized' >&2; exit 2", "ERROR: GPU[0] : driver not initialized"),
-        (say('{"card0": "none"}'), 'rocm-smi printed no valid table: {"card0": "none"}'),
+        (say('{"card0": "none"}'), "rocm-smi listed none"),
     ],
 )
 def test_a_rocm_smi_without_cards(fake: Callable[[str, str], None], script: str, error: str) -> None:

@@ -63,25 +63,25 @@ def two_cpus() -> object:
 )
 def test_the_cpus_of_each_rank(put: Put, lists: list[str], indexes: list[int | None], cpus: list[set[int]]) -> None:
     put(*lists)
-    assert numa.Binding(indexes, GPUS).cpus == cpus
+    assert numa.choose_cpus(indexes, GPUS) == cpus
 
 
 @pytest.mark.usefixtures("two_cpus")
 def test_a_rank_is_bound_with_what_it_starts(put: Put) -> None:
     put(str(FIRST), str(SECOND))
-    binding = numa.Binding([0, 1], GPUS)
+    cpus = numa.choose_cpus([0, 1], GPUS)
     script = "sleep 300 & echo $!; read go; sleep 300 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", script], stdin=-1, stdout=-1, text=True) as rank:
         assert rank.stdin is not None and rank.stdout is not None
         children = [int(rank.stdout.readline())]
-        binding.bind(1, rank.pid)
+        numa.bind(rank.pid, cpus[1])
         rank.stdin.write("go\n")
         rank.stdin.flush()
         children.append(int(rank.stdout.readline()))
         assert [os.sched_getaffinity(pid) for pid in (rank.pid, *children)] == [{SECOND}] * 3
         for child in children:
             os.kill(child, 9)
-    binding.bind(0, rank.pid)  # it has exited
+    numa.bind(rank.pid, cpus[0])  # it has exited
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root: it puts other devices into /sys")

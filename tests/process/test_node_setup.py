@@ -190,7 +190,8 @@ def test_a_setup_that_hangs_is_ended_and_named(nodes: Nodes) -> None:
 
 def test_a_node_without_bash(fresh: Node, tmp_path: Path) -> None:
     failure = ask(fresh, "true", env={"PATH": str(tmp_path)})["setup"]["failure"]
-    assert failure == {"step": "--setup", "reason": "bash not found", "lines": []}
+    lines = ["launch: can't start bash: No such file or directory"]
+    assert failure == {"step": "--setup", "reason": "exit code 127", "lines": lines}
 
 
 # ---- what stays behind ----------------------------------------------------------------------------------------------

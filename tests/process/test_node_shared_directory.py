@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from node_process import Node, Nodes
 
-from launcher.node import clock, messages
+from launcher.node import messages, system
 from launcher.node.system import find_kind
 
 
@@ -24,7 +24,7 @@ def share(node: Node, folder: Path | str, workdir: Path | None = None) -> list[A
     node.send(messages.SHARE, folder=str(folder), workdir=str(workdir) if workdir else None)
     node.wait_until(lambda: len(node.find(messages.SHARED)) > before, "an answer")
     answer = node.find(messages.SHARED)[-1]
-    assert answer["kernel"] == clock.boot_id()
+    assert answer["kernel"] == system.boot_id()
     return list(answer["levels"])
 
 

@@ -9,7 +9,7 @@ import pytest
 from node_process import Nodes
 
 from launcher.node import messages
-from launcher.node.facts import slurm
+from launcher.node.facts import gathering
 from launcher.session.node_state import read_facts
 
 STEP = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
@@ -38,7 +38,7 @@ def set_env(monkeypatch: pytest.MonkeyPatch):
 )
 def test_cpus(set_env, env, count):
     set_env(**env)
-    assert slurm.count_cpus(8) == count
+    assert gathering.share_cpus(8) == count
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_cpus(set_env, env, count):
 )
 def test_gpus(set_env, env, indexes):
     set_env(**env)
-    assert [gpu["index"] for gpu in slurm.choose_gpus(GPUS)] == indexes
+    assert [gpu["index"] for gpu in gathering.choose_gpus(GPUS)] == indexes
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_gpus(set_env, env, indexes):
 )
 def test_the_ends_of_the_way(set_env, launcher, ends):
     set_env(**{**STEP, "SLURM_LAUNCH_NODE_IPADDR": launcher})
-    assert slurm.find_ends() == ends
+    assert gathering.find_ends() == ends
 
 
 @pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_LAUNCH_NODE_IPADDR"])
 def test_no_way_is_known_outside_of_a_step(set_env, missing):
     set_env(**{name: value for name, value in STEP.items() if name != missing})
-    assert slurm.find_ends() == (None, None)
+    assert gathering.find_ends() == (None, None)
 
 
 @pytest.fixture

@@ -46,8 +46,9 @@ LIBRARIES = {
 READ_ENVIRONMENT = {"cli", "api", "node", "distributed", "collectives", "trainer"}
 BESIDE_TORCH = "launcher.node.programs."  # where torch and the user's sitecustomize may be imported
 # What others import of node/.
-OF_NODE_FOR_ALL = ("archive", "clock", "loading", "messages")
+OF_NODE_FOR_ALL = ("archive", "loading", "messages")
 OF_NODE = {
+    "clock": ("system",),
     "controller": ("facts.network", "processes.proc"),
     "sync": ("code.folders", "code.listing", "code.store"),
     "runs": ("agents.notice", "facts.machine", "own_folders", "system"),

@@ -1,6 +1,7 @@
 """The agent: starts processes on this node for a controller elsewhere, and carries their streams over TLS.
 
-It is started by the loader, and its first message comes on stdin. Messages are those of launcher.node.messages:
+It is started by the loader, and its first message comes on stdin. As a task of srun, it serves a `launch` in the same
+Slurm job. Messages are those of launcher.node.messages:
 
     stdin              beat    plant {run, index, token, addresses, fingerprint, silence_s, redial_s, connect_timeout_s,
                        is_after_go}
@@ -29,18 +30,26 @@ import socket
 from functools import partial
 from typing import Any, Callable, Iterator, NoReturn, Optional, Tuple
 
-from launcher.node import clock, messages
+from launcher.node import messages
 from launcher.node.agents.children import Children
-from launcher.node.agents.controller_link import ControllerLink, Dial, Dials
+from launcher.node.agents.controller_link import ControllerLink, Dials
 from launcher.node.agents.notice import run_notice
-from launcher.node.processes import proc
+from launcher.node.processes import proc, workers
+from launcher.node.system import boottime
 
 Wanted = Tuple[int, int, Callable[[], object]]
 
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES = 64 << 10
-MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 5.0  # between two dials
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 5.0  # between the beginnings of two dials
+_DIAL_S = 5.0  # for all addresses
+# Variables that would make a rank look like a task of this step, and those of the login that allocated the job.
+_OF_TASK = (
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_STEP", "SLURM_NTASKS",
+    "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_SRUN_COMM", "PMI_", "PMI2_", "PMIX_", "SSH_CONNECTION",
+    "SSH_CLIENT", "SSH_TTY",
+)  # fmt: skip
 
 
 class Agent:
@@ -63,7 +72,7 @@ class Agent:
         self._exit_code: Optional[int] = None
         self._has_given_up = False  # it ends since no controller could be reached
         # Of a clock that includes suspend; None while it is connected, or ends.
-        self._dial_at: Optional[float] = clock.boottime()
+        self._dial_at: Optional[float] = boottime()
         self._give_up_at: Optional[float] = self._dial_at + plant["connect_timeout_s"]
         self._pauses = 0  # since it was last connected
         addresses = [(str(host), int(port)) for host, port in plant["addresses"]]
@@ -73,10 +82,7 @@ class Agent:
         self._notice: Optional[Tuple[bytes, dict[str, Any]]] = None  # of --notify, if this agent is to run it
         self._has_answered = False
         self._is_task = is_task
-        self._wake_read, wake_write = os.pipe()
-        for fd in (self._wake_read, wake_write):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._wake_read = workers.watch_signals()
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
         # Slurm signals every process of a step: the supervisors act on it, and a task carries their last messages.
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, *proc.NOTICES, *[signal.SIGTERM] * is_task):
@@ -113,38 +119,42 @@ class Agent:
         yield self._wake_read, select.POLLIN, self._take_signals
         if not self._has_started and self._exit_code is None:
             yield _STDIN, select.POLLIN, self._read_login
-        for dial in self._dials.pending:
-            yield dial.fileno(), dial.events, partial(self._advance, dial)
         if self._link is not None:
             yield self._link.fileno(), self._link.events(), partial(self._serve, self._link)
             yield from self._children.wanted(is_full=self._link.is_full)
 
     def _wait_ms(self) -> Optional[int]:
-        times = [dial.deadline for dial in self._dials.pending]
-        times += [at for at in (self._dial_at, self._give_up_at) if at is not None]
+        times = [at for at in (self._dial_at, self._give_up_at) if at is not None]
         if self._link is not None:
             times.append(self._link.heard_at + self._silence_s)
-        return max(0, int((min(times) - clock.boottime()) * 1000) + 1) if times else None
+        return max(0, int((min(times) - boottime()) * 1000) + 1) if times else None
 
     def _check_time(self) -> None:
-        now = clock.boottime()
+        now = boottime()
         if self._link is not None and now - self._link.heard_at >= self._silence_s:
             self._lose_link("no heartbeat for %g s" % self._silence_s)
-        self._dials.expire(now)
         if self._dials.is_refused() or (self._give_up_at is not None and now >= self._give_up_at):
             self._has_given_up |= self._exit_code is None  # what it has started may still end
             self._end(1)
         if self._dial_at is not None and now >= self._dial_at:
-            self._plan_dial()
-            self._dials.begin(now)
-        if self._exit_code is not None:
-            self._dials.close()
+            self._dial(now)
 
     def _plan_dial(self) -> None:
-        """Plan the next dial, after a pause that grows; it follows even if some addresses don't respond."""
+        """Plan the next dial, after a pause that grows."""
         if self._exit_code is None:
             self._pauses += 1
-            self._dial_at = clock.boottime() + min(self._pauses * MIN_PAUSE_S, MAX_PAUSE_S)
+            self._dial_at = boottime() + min(self._pauses * MIN_PAUSE_S, MAX_PAUSE_S)
+
+    def _dial(self, now: float) -> None:
+        """Dial, which blocks: without a connection nothing else is to be done."""
+        self._plan_dial()
+        assert self._give_up_at is not None  # as long as it dials
+        found = self._dials.connect(min(_DIAL_S, self._give_up_at - now))
+        if found is not None:
+            self._link = ControllerLink(*found)
+            fields = {name: self._plant[name] for name in ("run", "index", "token")}
+            self._send(messages.HELLO, **fields)
+            self._dial_at = None  # the controller was found, which may still refuse this agent
 
     def _end(self, exit_code: int) -> None:
         """End, with this exit code unless it ends already."""
@@ -168,7 +178,7 @@ class Agent:
             self._has_answered = True
             _tell(kind, self._nonce, **fields)
             if self._has_started:
-                _drop(_STDOUT)
+                workers.silence(_STDOUT)
 
     def _leave_login(self) -> None:
         """Let the process that the login knows exit with 0, and continue in a session of its own.
@@ -186,18 +196,10 @@ class Agent:
             return
         os.setsid()
         os.chdir("/")
-        _drop(_STDIN, _STDERR, *([_STDOUT] if self._has_answered else []))
+        workers.silence(_STDIN, _STDERR, *([_STDOUT] if self._has_answered else []))
         self._has_started = True
 
     # ---- the connection -------------------------------------------------------------------------------------------
-
-    def _advance(self, dial: Dial) -> None:
-        connected = self._dials.advance(dial)
-        if connected is not None:
-            self._link = ControllerLink(connected, dial.name)
-            fields = {name: self._plant[name] for name in ("run", "index", "token")}
-            self._send(messages.HELLO, **fields)
-            self._dial_at = None  # the controller was found, which may still refuse this agent
 
     def _serve(self, link: ControllerLink) -> None:
         if link is not self._link:  # it was lost a moment ago
@@ -226,7 +228,7 @@ class Agent:
         elif not self._has_started or not self._redial_s:
             self._end(1)
         elif self._exit_code is None:
-            self._give_up_at = clock.boottime() + self._redial_s
+            self._give_up_at = boottime() + self._redial_s
         self._plan_dial()
 
     def _obey(self, link: ControllerLink, header: dict[str, Any], payload: bytes) -> None:
@@ -269,15 +271,7 @@ def _tell(kind: str, nonce: str, **fields: Any) -> None:
         pass
 
 
-def _drop(*fds: int) -> None:
-    """Close standard streams, so that nothing else gets their numbers."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in fds:
-        os.dup2(null, fd)
-    os.close(null)
-
-
-def read_plant(wait_s: int) -> Optional[dict[str, Any]]:
+def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:
     """Return the first message on stdin but heartbeats, or None if stdin ends before.
 
     SIGALRM ends this process if nothing comes for `wait_s`: the launch host is gone.
@@ -297,14 +291,28 @@ def read_plant(wait_s: int) -> Optional[dict[str, Any]]:
 def main(nonce: str, wait_s: int) -> NoReturn:
     """Serve the controller that the first message names; wait_s: for that message. Never returns."""
     proc.name_process("launch-agent")
-    plant = read_plant(wait_s)
+    plant = _read_plant(wait_s)
     if plant is None:
         os._exit(1)
+    if "indexes" in plant:
+        os._exit(Agent(nonce, _become_task(plant), is_task=True).run())
     lock = _take_lock(plant)
     if lock is None:
         _tell(messages.PRESENT, nonce)
         os._exit(0)
     os._exit(Agent(nonce, plant).run())
+
+
+def _become_task(plant: dict[str, Any]) -> dict[str, Any]:
+    """Return what of the order for all tasks of srun is for this one, which its environment tells.
+
+    srun sends its input to each. Its own connections go to the address of its machine that Slurm has put there.
+    """
+    address, task = os.environ["SLURM_LAUNCH_NODE_IPADDR"], int(os.environ["SLURM_PROCID"])
+    for name in [name for name in os.environ if name.startswith(_OF_TASK)]:
+        del os.environ[name]
+    own = {"index": plant["indexes"][task], "addresses": [[address, plant["port"]]]}
+    return {**plant, **own, "redial_s": 0.0, "is_after_go": False}
 
 
 def _take_lock(plant: dict[str, Any]) -> Optional[socket.socket]:

@@ -12,21 +12,21 @@ import os
 import select
 import socket
 import ssl
-from typing import Any, Optional
+from typing import Any, Dict, Optional, Tuple
 
-from launcher.node import clock, messages
+from launcher.node import messages
+from launcher.node.system import boottime
 
 OUT_BYTES = 256 << 10  # while this much waits to be sent, no process's output is read
 _READ_BYTES = 64 << 10
 _WRITE_BYTES = 16 << 10  # a TLS record
-DIAL_S = 10.0  # for one address
 MOST_REFUSALS = 3  # in a row, by an address that was connected: the controller's port never moves, so it has ended
 _MISFIT = "certificate does not fit"
 _REFUSED = "connection refused"
 
 
 class Dials:
-    """The addresses of the controller, and the connections to them that are being made.
+    """The addresses of the controller, and how it went to connect to each.
 
     None waits for another: an address that hangs delays nothing. The certificate is compared before anything is sent
     but TLS's own handshake. Neither its dates nor names count, so clocks and addresses may be wrong.
@@ -34,7 +34,6 @@ class Dials:
 
     def __init__(self, addresses: list[tuple[str, int]], fingerprint: str) -> None:
         """addresses: numeric ones with their ports, since a resolver may hang; fingerprint: SHA-256 in hex."""
-        self.pending: list[Dial] = []
         self._known = ""  # the address that was connected last
         self._refusals = 0  # by that address, since then
         self._faults: dict[str, str] = {}  # by address: what went wrong there last
@@ -45,36 +44,65 @@ class Dials:
         self._context.verify_mode = ssl.CERT_NONE
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
 
-    def begin(self, now: float) -> None:
-        """Begin to connect to every address with which that isn't in progress; now: as for `expire`."""
-        names = {dial.name for dial in self.pending}
-        for host, port in self._addresses:
-            if _name(host, port) in names:
-                continue
-            try:
-                self.pending.append(Dial(host, port, now))
-            except OSError as error:
-                self.note_fault(_name(host, port), _describe(error))
-
-    def advance(self, dial: Dial) -> Optional[ssl.SSLSocket]:
-        """Continue with an address that is ready; once its certificate fits, drop the others and return the socket."""
-        if dial not in self.pending:  # another one was faster
-            return None
+    def connect(self, most_s: float) -> Optional[Tuple[str, ssl.SSLSocket]]:
+        """Dial all addresses, and block until one is connected; return it with its name, None if none is in time."""
+        dials, poll, until = self._begin(), select.poll(), boottime() + most_s
+        for fd in dials:
+            poll.register(fd, select.POLLOUT)
         try:
-            connected = dial.advance(self._context, self._fingerprint)
-        except OSError as error:
-            self._fail(dial, _describe(error))
-            return None
-        if connected is not None:
-            self._known, self._refusals = dial.name, 0
-            self.pending.remove(dial)
-            self.close()
-        return connected
+            while dials and boottime() < until:
+                for fd, _ in poll.poll(max(0.0, until - boottime()) * 1000):
+                    name, sock = dials[fd]
+                    try:
+                        events = self._advance(sock)
+                    except OSError as error:
+                        self.note_fault(name, _describe(error))
+                        poll.unregister(fd)
+                        dials.pop(fd)[1].close()
+                        continue
+                    if not events:
+                        self._known, self._refusals = name, 0
+                        return dials.pop(fd)
+                    poll.modify(fd, events)
+            for name, _ in dials.values():
+                self.note_fault(name, "no answer")
+        finally:
+            for _, sock in dials.values():
+                sock.close()
+        return None
 
-    def expire(self, now: float) -> None:
-        """Drop the addresses that took too long."""
-        for dial in [dial for dial in self.pending if now >= dial.deadline]:
-            self._fail(dial, "no answer in %g s" % DIAL_S)
+    def _begin(self) -> Dict[int, Tuple[str, ssl.SSLSocket]]:
+        """Begin to connect; return those that may succeed, by descriptor."""
+        dials = {}
+        for host, port in self._addresses:
+            name = "%s port %d" % (host, port)
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+                family, kind, protocol, _, address = found[0]
+                plain = socket.socket(family, kind, protocol)
+                plain.setblocking(False)
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock = self._context.wrap_socket(plain, do_handshake_on_connect=False)
+                _check(sock.connect_ex(address))
+            except OSError as error:
+                self.note_fault(name, _describe(error))
+            else:
+                dials[sock.fileno()] = name, sock
+        return dials
+
+    def _advance(self, sock: ssl.SSLSocket) -> int:
+        """Do what is possible now; return what to wait for, 0 if the certificate fits, or raise OSError."""
+        _check(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            return select.POLLIN
+        except ssl.SSLWantWriteError:
+            return select.POLLOUT
+        certificate = sock.getpeercert(binary_form=True) or b""
+        if not hmac.compare_digest(hashlib.sha256(certificate).hexdigest(), self._fingerprint):
+            raise OSError(errno.EPROTO, _MISFIT)
+        return 0
 
     def note_fault(self, name: str, why: str) -> None:
         """Remember why an address could not be used."""
@@ -90,74 +118,11 @@ class Dials:
         """Return what went wrong at each address, in one line."""
         return "; ".join("%s: %s" % fault for fault in self._faults.items()) or "no address"
 
-    def close(self) -> None:
-        """Drop all connections that are being made."""
-        for dial in self.pending:
-            self._faults.setdefault(dial.name, "no answer")
-            dial.close()
-        self.pending.clear()
-
-    def _fail(self, dial: Dial, why: str) -> None:
-        self.note_fault(dial.name, why)
-        self.pending.remove(dial)
-        dial.close()
-
-
-class Dial:
-    """One connection that is being made: TCP, then TLS's handshake."""
-
-    def __init__(self, host: str, port: int, now: float) -> None:
-        """Begin, or raise OSError if it is known already that this can't succeed."""
-        self.name = _name(host, port)
-        self.events = select.POLLOUT  # to wait for before the next `advance`
-        self.deadline = now + DIAL_S
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-        family, kind, protocol, _, address = found[0]
-        self._socket = socket.socket(family, kind, protocol)
-        try:
-            self._socket.setblocking(False)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            code = self._socket.connect_ex(address)
-            _check(0 if code == errno.EINPROGRESS else code)
-        except OSError:
-            self._socket.close()
-            raise
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for; it stays the same."""
-        return self._socket.fileno()
-
-    def advance(self, context: ssl.SSLContext, fingerprint: str) -> Optional[ssl.SSLSocket]:
-        """Do what is possible now; return the socket if its certificate fits, or raise OSError."""
-        try:
-            if not isinstance(self._socket, ssl.SSLSocket):
-                _check(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-                self._socket = context.wrap_socket(self._socket, do_handshake_on_connect=False)
-            self._socket.do_handshake()
-        except ssl.SSLWantReadError:
-            self.events = select.POLLIN
-            return None
-        except ssl.SSLWantWriteError:
-            self.events = select.POLLOUT
-            return None
-        certificate = self._socket.getpeercert(binary_form=True) or b""
-        if not hmac.compare_digest(hashlib.sha256(certificate).hexdigest(), fingerprint):
-            raise OSError(errno.EPROTO, _MISFIT)
-        return self._socket
-
-    def close(self) -> None:
-        """Drop the connection."""
-        self._socket.close()
-
 
 def _check(code: int) -> None:
-    """Raise OSError if a system call has returned an error's number."""
-    if code:
+    """Raise OSError if a connection can't be made, as a system call says by the number of an error."""
+    if code not in (0, errno.EINPROGRESS):
         raise OSError(code, os.strerror(code))
-
-
-def _name(host: str, port: int) -> str:
-    return "%s port %d" % (host, port)
 
 
 def _describe(error: OSError) -> str:
@@ -174,12 +139,12 @@ class ControllerLink:
     returned by `receive`.
     """
 
-    def __init__(self, sock: ssl.SSLSocket, name: str) -> None:
+    def __init__(self, name: str, sock: ssl.SSLSocket) -> None:
         """name: of the address, for messages; sock: non-blocking, with its handshake done."""
         self.name = name
         self.is_welcome = False  # the controller has accepted this agent
         self.is_lost = False
-        self.heard_at = clock.boottime()
+        self.heard_at = boottime()
         self._socket = sock
         self._decoder = messages.Decoder()
         self._outgoing = bytearray()
@@ -231,7 +196,7 @@ class ControllerLink:
             while not self.is_lost:
                 data = self._socket.recv(_READ_BYTES)
                 if data:
-                    self.heard_at = clock.boottime()
+                    self.heard_at = boottime()
                     found += self._decoder.feed(data)
                 else:
                     self.is_lost = True

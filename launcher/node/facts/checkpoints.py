@@ -6,8 +6,7 @@ import os
 import time
 from typing import Any
 
-from launcher.node import clock
-from launcher.node.system import find_kind
+from launcher.node.system import boot_id, find_kind
 
 MOST_FILES = 20_000
 _TICK_S = 0.02  # the kernel takes a file's time from a clock that moves 100 times a second
@@ -22,7 +21,7 @@ def describe(folder: str) -> dict[str, Any]:
     while path:
         levels.append(_look(path))
         path = os.path.dirname(path) if path != "/" else ""
-    return {"kernel": clock.boot_id(), "levels": levels}
+    return {"kernel": boot_id(), "levels": levels}
 
 
 def _look(path: str) -> tuple[int, int, str] | None:

@@ -1,4 +1,8 @@
-"""The facts about this node, gathered in a child process so that a hung disk or driver can't block the supervisor."""
+"""The facts about this node, gathered in a child process so that a hung disk or driver can't block the supervisor.
+
+What Slurm gives a run here is read from the environment of the step or batch script that started it: where Slurm runs
+without cgroups, nvidia-smi and the kernel also show the GPUs and CPUs of other jobs.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import socket
 from typing import Any
 
-from launcher.node.facts import gpus, leftovers, machine, network, slurm
+from launcher.node.facts import gpus, leftovers, machine, network
 from launcher.node.processes import run_folders
 
 
@@ -27,7 +31,7 @@ def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "hostname": socket.gethostname(),
         "machine": machine.find_identity(),
-        "cpu_count": machine.count_cpus(),
+        "cpu_count": share_cpus(machine.count_cpus()),
         "home": os.path.expanduser("~"),
         **_launcher_ends(),
         "addresses": network.list_addresses(),
@@ -43,7 +47,7 @@ def _gather_facts(wanted: dict[str, Any]) -> dict[str, Any]:
 def find_gpus() -> dict[str, Any]:
     """Return this node's GPUs, or those of its Slurm job, with the reason why there are none."""
     found = gpus.query_gpus()
-    found["gpus"] = slurm.choose_gpus(found["gpus"])
+    found["gpus"] = choose_gpus(found["gpus"])
     return found
 
 
@@ -66,7 +70,7 @@ def _launcher_ends() -> dict[str, str | None]:
     Behind a jump host or NAT, `ssh_address` is still one of this node's own addresses; `ssh_client` is the jump host's.
     """
     words = os.environ.get("SSH_CONNECTION", "").split()
-    client, server = (words[0], words[2]) if len(words) == 4 else slurm.find_ends()
+    client, server = (words[0], words[2]) if len(words) == 4 else find_ends()
     ends = {"ssh_client": client, "ssh_address": server}  # sshd says UNKNOWN if a client has no address
     return {name: end if end and network.is_address(end.partition("%")[0]) else None for name, end in ends.items()}
 
@@ -78,3 +82,37 @@ def find_venv(wanted: dict[str, Any]) -> str | None:
         return None
     workdir = os.path.abspath(os.path.expanduser(wanted.get("workdir") or "~"))
     return os.path.normpath(os.path.join(workdir, os.path.expanduser(venv)))
+
+
+# ---- in a Slurm job --------------------------------------------------------------------------------------------------
+
+
+def _is_in_job() -> bool:
+    """Tell whether Slurm has started this process; an SSH login to a job's node has none of these variables."""
+    return "SLURMD_NODENAME" in os.environ and "SLURM_JOB_ID" in os.environ
+
+
+def share_cpus(allowed: int) -> int:
+    """Return how many of the CPUs that the kernel allows are the job's."""
+    given = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return min(allowed, int(given)) if _is_in_job() and given.isdigit() else allowed
+
+
+def choose_gpus(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those of the found GPUs that are the job's; all of them if Slurm doesn't manage GPUs here."""
+    if not _is_in_job():
+        return found
+    # Not HIP's variable: it numbers only the GPUs that Slurm has left visible.
+    names = [name for name in (gpus.CUDA, gpus.ROCR) if name in os.environ]
+    given = gpus.find_visible(found, {name: os.environ[name] for name in names})
+    if given is None or gpus.UNKNOWN in given:
+        return found
+    return [gpu for gpu in found if gpu["index"] in given]
+
+
+def find_ends() -> tuple[str | None, str | None]:
+    """Return the launcher's address, and this node's address on the route to it; None for both outside a step."""
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") if _is_in_job() else None
+    if launcher is None:
+        return None, None
+    return launcher, network.find_route(launcher).get("address")

@@ -8,9 +8,7 @@ import resource
 from itertools import islice
 from typing import Any, Iterator
 
-from launcher.node import clock
-from launcher.node.facts import slurm
-from launcher.node.system import read_rows, read_text
+from launcher.node.system import boot_id, read_rows, read_text
 
 _HASHED_BYTES = 64 << 20  # no script is larger
 _CAP_IPC_LOCK = 14  # linux/capability.h
@@ -23,7 +21,7 @@ _NO_CODE = ("__pycache__", "node_modules", "site-packages")
 def find_identity() -> str | None:
     """Return a text that is equal for two logins to the same machine or container; None if it is unknown."""
     try:
-        return " ".join([str(clock.boot_id()), *(os.readlink("/proc/self/ns/%s" % name) for name in ("pid", "net"))])
+        return " ".join([str(boot_id()), *(os.readlink("/proc/self/ns/%s" % name) for name in ("pid", "net"))])
     except OSError:
         return None
 
@@ -117,9 +115,8 @@ def _is_on(device: int, folder: str) -> bool:
 
 
 def count_cpus() -> int:
-    """Return how many CPUs the run may use here at once, by affinity, quota and share of a Slurm job; at least 1."""
-    allowed = len(os.sched_getaffinity(0))
-    return slurm.count_cpus(int(max(1, min(allowed, find_quota()))))
+    """Return how many CPUs the kernel allows at once, by affinity and quota; at least 1."""
+    return int(max(1, min(len(os.sched_getaffinity(0)), find_quota())))
 
 
 def find_quota(group: str = "/sys/fs/cgroup") -> float:

@@ -113,17 +113,12 @@ class Search:
         self.try_next()
 
     def _ask_login_shell(self) -> None:
-        shell = os.environ.get("SHELL") or "/bin/sh"
-        answer_read, answer_write = os.pipe()
-        null = os.open(os.devnull, os.O_RDWR)
-        command = [shell, "-lc", "command -v python3 || command -v python"]
+        command = [os.environ.get("SHELL") or "/bin/sh", "-lc", "command -v python3 || command -v python"]
         # Use this login's own environment: variables that the user passed (ZDOTDIR, BASH_ENV) may name code to execute.
         env = dict(os.environ)
         proc.mark_environment(env, self._env.get(proc.MARK, ""))
-        child = workers.spawn(command, env, None, {0: null, 1: answer_write, 2: null})
-        os.close(answer_write)
-        os.close(null)
-        self._loop.read_all(answer_read, self._judge_login_shell, LOGIN_SHELL_TIMEOUT_S, lambda: workers.kill(child))
+        child, output_fd = workers.spawn_piped(command, env)
+        self._loop.read_all(output_fd, self._judge_login_shell, LOGIN_SHELL_TIMEOUT_S, lambda: workers.kill(child))
 
     def _judge_login_shell(self, data: bytes) -> None:
         lines = data.decode("utf-8", "replace").split()

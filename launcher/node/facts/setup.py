@@ -7,7 +7,6 @@ meanwhile.
 from __future__ import annotations
 
 import os
-import shutil
 from typing import Any, Callable
 
 from launcher.node.facts import gathering
@@ -78,9 +77,6 @@ class Setup:
             self._finish()
             return
         step = self._steps.pop(0)
-        if shutil.which("bash", path=self._env.get("PATH", os.defpath)) is None:
-            self._fail(step["name"], "bash not found")
-            return
         self._printed = b""
         try:
             child, output_fd, env_fd = self._start(step["command"])

@@ -13,24 +13,17 @@ from launcher.node.system import read_text
 PCI_DEVICES = "/sys/bus/pci/devices"
 
 
-class Binding:
-    """The CPUs of each local rank: none are given if they aren't known of all ranks, or if some CPU would be left idle.
+def choose_cpus(indexes: Sequence[int | None], gpus: Sequence[dict[str, Any]]) -> list[set[int]]:
+    """Return the CPUs of each local rank: none if they aren't known of all ranks, or if some CPU would be left idle.
 
     The latter is so where all GPUs are at one of two sockets, whose data loaders then need both, and on machines with
-    more NUMA nodes than those that have GPUs.
+    more NUMA nodes than those that have GPUs. indexes: the GPU of each local rank; gpus: all of this node, as it has
+    reported them.
     """
-
-    def __init__(self, indexes: Sequence[int | None], gpus: Sequence[dict[str, Any]]) -> None:
-        """indexes: the GPU of each local rank; gpus: all of this node, as it has reported them."""
-        addresses = {gpu["index"]: gpu.get("bus_id", "") for gpu in gpus}
-        near = [_read_cpus(addresses.get(index, "")) for index in indexes]
-        allowed = os.sched_getaffinity(0)
-        self.cpus = [cpus & allowed for cpus in near] if allowed <= set().union(*near) else []
-
-    def bind(self, local_rank: int, pid: int) -> None:
-        """Bind a rank that has just started, and what it has already started; what it starts later inherits that."""
-        if local_rank < len(self.cpus) and self.cpus[local_rank]:
-            _bind(pid, self.cpus[local_rank])
+    addresses = {gpu["index"]: gpu.get("bus_id", "") for gpu in gpus}
+    near = [_read_cpus(addresses.get(index, "")) for index in indexes]
+    allowed = os.sched_getaffinity(0)
+    return [cpus & allowed for cpus in near] if allowed <= set().union(*near) else []
 
 
 def move_near(bus_id: str | None) -> int | None:
@@ -46,13 +39,14 @@ def move_near(bus_id: str | None) -> int | None:
     return int(node) if node.isdigit() else None  # -1: the machine has one
 
 
-def _bind(pid: int, cpus: set[int]) -> None:
+def bind(pid: int, cpus: set[int]) -> None:
+    """Bind a rank that has just started, and what it has already started; what it starts later inherits that."""
     try:
         for task in os.listdir("/proc/%d/task" % pid):
             os.sched_setaffinity(int(task), cpus)
             with open("/proc/%d/task/%s/children" % (pid, task)) as file:
                 for child in file.read().split():
-                    _bind(int(child), cpus)
+                    bind(int(child), cpus)
     except OSError:  # it has exited, or a cpuset has other CPUs meanwhile
         pass
 

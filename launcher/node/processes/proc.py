@@ -158,11 +158,6 @@ def send_signal(process: Process, number: int) -> None:
             pass
 
 
-def call_prctl(option: int, argument: int) -> bool:
-    """Set an attribute of this process (prctl(2)); tell whether that was possible."""
-    return call_c("prctl", option, argument, 0, 0, 0)
-
-
 def call_c(name: str, *arguments: int | None) -> bool:
     """Call a function of the C library; tell whether that was possible: some Pythons have no libffi."""
     try:

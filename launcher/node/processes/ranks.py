@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable
 
 from launcher.node import messages
 from launcher.node.loop import Loop
-from launcher.node.processes import proc, starter, workers
+from launcher.node.processes import numa, proc, starter, workers
 from launcher.node.processes.run_processes import RunProcesses
 from launcher.node.send_queue import SendQueue
 from launcher.node.system import read_rows
@@ -58,7 +58,7 @@ class Ranks:
         """Start with no ranks; on_ended: called when all ranks have ended."""
         self.seen: set[int] = set()  # local ranks that have started, if only for a moment
         self.ending_since: float | None = None  # by time.monotonic(): from then on the stop ends ranks, and the starter
-        self.bind: Callable[[int, int], object] = lambda local_rank, pid: None  # to some CPUs
+        self.cpus: list[set[int]] = []  # of each rank, if they are given
         self._loop = loop
         self._send_queue = send_queue
         self._handover_log = handover_log
@@ -192,7 +192,8 @@ class Ranks:
         return True
 
     def _own(self, local_rank: int, process: proc.Process) -> None:
-        self.bind(local_rank, process.pid)
+        if local_rank < len(self.cpus):
+            numa.bind(process.pid, self.cpus[local_rank])
         self._owned.add_rank(local_rank, process)
         if self._oom_kills is None:
             self._count_kills()

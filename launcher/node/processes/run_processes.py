@@ -23,7 +23,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def become_subreaper() -> None:
     """Make this process adopt the orphans among its descendants; without libffi or prctl nothing changes."""
-    proc.call_prctl(_PR_SET_CHILD_SUBREAPER, 1)  # otherwise orphans go to init; mark and sessions still find them
+    # Otherwise orphans go to init; mark and sessions still find them.
+    proc.call_c("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def read_children() -> list[int]:

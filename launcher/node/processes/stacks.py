@@ -31,10 +31,6 @@ _LOOK_S = 0.02
 _LOOK_AGAIN_S = 0.1  # a page fault too is state D, for a moment
 
 
-class NoStackError(Exception):
-    """There is no stack, for a reason that the text tells."""
-
-
 def send_stacks(
     loop: Loop, send_queue: SendQueue, number: int, ranks: dict[int, proc.Process], armed_folder: str | None
 ) -> None:
@@ -73,10 +69,8 @@ def take_stack(rank: proc.Process, armed_folder: str | None) -> dict[str, Any]:
     elif answer["state"] == "T":
         answer["reason"] = "a suspended process can't write its stack"
     else:
-        try:
-            answer["text"] = base64.b64encode(_signal(python, _find_file(python.pid, armed_folder))).decode()
-        except NoStackError as error:
-            answer["reason"] = str(error)
+        stack, answer["reason"] = _write_stack(python, armed_folder)
+        answer["text"] = base64.b64encode(stack).decode()
     return answer
 
 
@@ -84,19 +78,7 @@ def _answer(process: proc.Process, reason: str | None = None) -> dict[str, Any]:
     return {"pid": process.pid, "text": "", "state": None, "wchan": None, "reason": reason}
 
 
-def _find_file(pid: int, armed_folder: str | None) -> str:
-    """Return where the process writes its stacks if it is signalled, which it must not be otherwise."""
-    if armed_folder is None:
-        raise NoStackError("the run was started with --no-stacks")
-    path = _find_open_file(pid, armed_folder)
-    if path is None:
-        raise NoStackError("this Python did not load launch's sitecustomize (-I, -E or -S, or PYTHONPATH replaced?)")
-    if not _has_signal("/proc/%d/status" % pid, "SigCgt:"):
-        raise NoStackError("it no longer catches signal %d" % SIGNAL)
-    return path
-
-
-def _find_open_file(pid: int, armed_folder: str) -> str | None:
+def _find_file(pid: int, armed_folder: str) -> str | None:
     """Return a path for reading the file that a process has open to write its stacks, or None."""
     fds = "/proc/%d/fd" % pid
     try:
@@ -113,7 +95,18 @@ def _find_open_file(pid: int, armed_folder: str) -> str | None:
     return None
 
 
-def _signal(process: proc.Process, path: str) -> bytes:
+def _write_stack(process: proc.Process, armed_folder: str | None) -> tuple[bytes, str | None]:
+    """Let a process write its stacks; return them, or the reason why there are none.
+
+    It isn't signalled unless it has a file for them.
+    """
+    if armed_folder is None:
+        return b"", "the run was started with --no-stacks"
+    path = _find_file(process.pid, armed_folder)
+    if path is None:
+        return b"", "this Python did not load launch's sitecustomize (-I, -E or -S, or PYTHONPATH replaced?)"
+    if not _has_signal("/proc/%d/status" % process.pid, "SigCgt:"):
+        return b"", "it no longer catches signal %d" % SIGNAL
     old_bytes, blocking = _size_of(path), _find_blocking(process.pid)
     deadline = time.monotonic() + SIGNAL_TIMEOUT_S
     proc.send_signal(process, SIGNAL)
@@ -123,8 +116,8 @@ def _signal(process: proc.Process, path: str) -> bytes:
         has_begun = _size_of(path) > old_bytes
         is_complete = has_begun and _find_blocking(process.pid) <= blocking
     if not has_begun:
-        raise NoStackError("it did not respond to signal %d in %g s" % (SIGNAL, SIGNAL_TIMEOUT_S))
-    return read_from(path, old_bytes)
+        return b"", "it did not respond to signal %d in %g s" % (SIGNAL, SIGNAL_TIMEOUT_S)
+    return read_from(path, old_bytes), None
 
 
 def _find_blocking(pid: int) -> set[str]:

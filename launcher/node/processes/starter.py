@@ -93,10 +93,7 @@ class Starter:
 
     def serve(self) -> NoReturn:
         """Report each exit; end the run when the keepers are gone."""
-        wake_read, wake_write = os.pipe()
-        for fd in (wake_read, wake_write):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        wake_read = workers.watch_signals()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # whatever torch has imported
         self._reap()

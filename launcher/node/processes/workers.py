@@ -24,7 +24,7 @@ _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _PR_SET_PDEATHSIG = 1
 _EXEC_FAILED = 127
-_INTERPRETER_BYTES = 256  # the kernel reads no more: execve(2)
+_FIRST_LINE_BYTES = 258  # of which the kernel reads no more: execve(2)
 CAUGHT = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # by the supervisor
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, *proc.NOTICES, proc.HOLD)  # by Python, supervisor or shim
 
@@ -63,6 +63,15 @@ def fork(death_signal: int = signal.SIGKILL, kept: Sequence[int] = ()) -> int:
     if pid == 0 and death_signal:
         die_with(parent, death_signal)
     return pid
+
+
+def watch_signals() -> int:
+    """Return a descriptor from which the numbers of signals can be read that have a handler and have come."""
+    reader, writer = os.pipe()
+    for fd in (reader, writer):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader
 
 
 def make_channel() -> tuple[int, int]:
@@ -127,13 +136,9 @@ def _execute(argv: list[str], env: dict[str, str]) -> None:
     try:
         os.execvpe(argv[0], argv, env)
     except FileNotFoundError as error:  # so the kernel says it, too, if it doesn't find the script's interpreter
-        try:
-            with open(argv[0], "rb") as file:
-                begin, interpreter = file.read(2), file.readline(_INTERPRETER_BYTES).rstrip(b"\n").strip(b" ")
-        except OSError:
-            raise error from None
-        if begin == b"#!":
-            raise OSError(error.errno, "no interpreter %s" % ascii(interpreter.decode("utf-8", "replace"))) from None
+        line = system.read_text(argv[0], _FIRST_LINE_BYTES).split("\n")[0]
+        if line.startswith("#!"):
+            raise OSError(error.errno, "no interpreter %s" % ascii(line[2:].strip(" "))) from None
         raise
 
 
@@ -169,7 +174,7 @@ def _move_up(fd: int, least: int) -> int:
 
 def die_with(parent: int, number: int) -> None:
     """Let this fork get a signal when its parent dies; without prctl, the guardian and the mark remain."""
-    if proc.call_prctl(_PR_SET_PDEATHSIG, number) and os.getppid() != parent:
+    if proc.call_c("prctl", _PR_SET_PDEATHSIG, number, 0, 0, 0) and os.getppid() != parent:
         os._exit(_EXEC_FAILED)
 
 
@@ -211,11 +216,17 @@ def complain(text: str) -> None:
         pass
 
 
+def silence(*fds: int) -> None:
+    """Let standard streams lead nowhere, and nothing else get their numbers."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(null, fd)
+    os.close(null)
+
+
 def drop_descriptors(*kept: int) -> None:
     """Close all descriptors of this fork but these: the connection to the launcher must be able to end without it."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(null, fd)
+    silence(*range(3))
     for fd in set(map(int, os.listdir("/proc/self/fd"))).difference(range(3), kept):
         try:
             os.close(fd)

@@ -49,7 +49,7 @@ def main(stop_timeout_s: float) -> None:
     os.environ.clear()
     starter.add_to_environment(order["env"])
     os.chdir(starter.as_path(order["cwd"]))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), _ORDER_FD)
+    workers.silence(_ORDER_FD)
     run.main(list(map(starter.as_path, order["argv"])))
 
 

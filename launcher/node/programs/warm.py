@@ -129,7 +129,7 @@ class _WarmPython:
             own.add_rank(entry["rank"], pid)
         if server is not None:
             threading.Thread(target=_serve, args=(server, order["world"]), daemon=True).start()
-        _silence()
+        workers.silence(1, 2)
         return own.serve()
 
     def dress(self, order: dict[str, Any], entry: dict[str, Any]) -> None:
@@ -224,13 +224,6 @@ def _give_threads() -> None:
             if hasattr(library, name):
                 getattr(library, name)(min(count, cores))
                 break
-
-
-def _silence() -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (1, 2):
-        os.dup2(null, fd)
-    os.close(null)
 
 
 def _read_link(fd: str) -> str:

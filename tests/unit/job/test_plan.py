@@ -23,7 +23,7 @@ from launcher.job.plan import (
     warm_fields,
 )
 from launcher.node import messages
-from launcher.node.processes.warm import LATE_VARIABLES
+from launcher.node.processes.rank_start import LATE_VARIABLES
 from launcher.runs.records import describe_hosts, describe_plan
 from launcher.runs.report import plan_lines
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.node import clock
+from launcher.node import system
 from launcher.node.lease import Lease
 from launcher.node.loop import Loop
 
@@ -53,7 +53,7 @@ def test_it_ends_neither_sooner_nor_later_than_what_arrives_allows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("boot_id", "is_same"), [(clock.boot_id(), True), ("that of another machine", False), (None, False)]
+    ("boot_id", "is_same"), [(system.boot_id(), True), ("that of another machine", False), (None, False)]
 )
 def test_time_in_suspend_counts_unless_the_launcher_is_suspended_too(boot_id: str | None, is_same: bool) -> None:
     scene = Scene(15, boot_id=boot_id)
