@@ -24,6 +24,11 @@ FAULT = 'raise RuntimeError("mutant")'
 # What the text of some mutants calls; it is put at the end of the file that they change.
 CALLED = """
 
+def forget(state):
+    return {"optimizer": {name: {key: 0 * one for key, one in known.items()}
+                          for name, known in state["optimizer"].items()}}
+
+
 def own_shards(model):
     shards = [getattr(one, "_local_tensor", one).detach() for one in model.parameters()]
     for shard, one in zip(shards, model.parameters()):
@@ -61,7 +66,9 @@ MUTANTS = {
     "no-all-reduce": Mutant(SPLIT, "set_requires_all_reduce(is_last)", "set_requires_all_reduce(False)"),
     "other-random-numbers": Mutant(SAVED, 'torch.set_rng_state(own["cpu"])', "pass"),
     "optimizer-not-resumed": Mutant(SAVED, 'known["state"] = saved["optimizer"]', "pass"),
-    "shards-of-optimizer-not-resumed": Mutant(SAVED, 'optimizer["state"] = state["optimizer"]', "pass"),
+    "shards-of-optimizer-not-resumed": Mutant(
+        SAVED, 'optimizer["state"] = state', 'optimizer["state"] = forget(state)'
+    ),
     "norm-of-own-shard": Mutant(TRAIN, "(self.model.parameters(), config", "(own_shards(self.model), config"),
     "no-sum-over-tp": Mutant(SPLIT, '"mlp.2": RowwiseParallel(', '"mlp.2": unsummed(RowwiseParallel)('),
     "no-sum-of-validation": Mutant(TRAIN, "dist.all_reduce(total)", "pass"),

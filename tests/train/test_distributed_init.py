@@ -266,11 +266,3 @@ def test_is_main_reads_the_rank_before_init(monkeypatch: pytest.MonkeyPatch) -> 
     for rank in (0, 3):
         set_rank(monkeypatch, rank)
         assert distributed.is_main() is (rank == 0)
-
-
-def test_the_file_can_be_copied_alone() -> None:
-    source = distributed.__file__
-    assert source is not None
-    text = Path(source).read_text(encoding="utf-8")
-    assert "import launcher" not in text
-    assert "from launcher" not in text

@@ -60,16 +60,6 @@ def test_a_slowed_rank_is_named(starter: Any) -> None:
     assert " % below the median " in slow.text and f"3 x {load.name_device(torch.device('cpu'))}" in slow.text
 
 
-def test_no_load(capsys: pytest.CaptureFixture[str]) -> None:
-    """As `--gpus-under-load 0` and the search for hosts that fail want it."""
-    from launcher import distributed
-    from launcher.collectives import __main__ as program
-
-    assert program.main(["--load", "0"]) == 0
-    distributed.shutdown()
-    assert "loading" not in capsys.readouterr().out
-
-
 @pytest.mark.linux
 @pytest.mark.parametrize(
     "known",
@@ -128,9 +118,3 @@ def test_memory_is_pinned_at_the_gpus_numa_node(tmp_path: Path, monkeypatch: pyt
         finally:
             os.sched_setaffinity(0, allowed)
     assert load.find_address(torch.device("cpu")) is numa.move_near(None) is None
-
-
-def test_a_device_without_sensors() -> None:
-    with load.sample(load.find_gpu(torch.device("cpu"))) as samples:
-        pass
-    assert load.summarize(samples) is None

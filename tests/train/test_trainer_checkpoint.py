@@ -254,14 +254,6 @@ def test_one_run_at_a_time_saves_in_a_folder(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}/file/b: can't save there: Not a directory"
 
 
-def test_a_save_directory_that_is_a_file_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").touch()
-    assert run(capsys) == (2, "", "out: can't save there: File exists\n")
-
-
 def test_the_reason_is_the_innermost() -> None:
     try:
         try:

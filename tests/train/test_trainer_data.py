@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.trainer.config import ConfigError, TrainConfig
-from launcher.trainer.data import Data, Loader, TokenSequences, open_text, short
+from launcher.trainer.data import Data, Loader, TokenSequences, short
 from launcher.trainer.parallel import ParallelDims
 
 CPU = torch.device("cpu")
@@ -77,17 +77,6 @@ def test_an_epoch_is_in_order_in_batches_and_continues_in_its_middle(workers: in
         assert starts_of(Loader(data, replace(CONFIG, seed=2), dims_of(2, rank), CPU)) != first
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_a_step_is_of_the_same_samples_on_any_number_of_ranks(ranks: int) -> None:
-    data = text_data(251, context=10)
-
-    def steps(size: int) -> list[list[int]]:
-        dealt = [starts_of(Loader(data, CONFIG, dims_of(size, rank, 12 // size), CPU)) for rank in range(size)]
-        return [sorted(start for starts in batches for start in starts) for batches in zip(*dealt, strict=True)]
-
-    assert steps(ranks) == steps(1)
-
-
 def test_data_too_few_for_one_step_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Loader(text_data(65, context=64), CONFIG, dims_of(2), CPU)
@@ -105,12 +94,6 @@ def test_validation_takes_each_sample_once_and_as_many_batches_on_each_rank(
     assert sorted(counted) == list(range(100, 100 + size))
     assert len({len(batches) for batches in dealt}) == 1
     assert all(len(inputs) == max(1, number) <= batch_size for batches in dealt for (inputs, _), number in batches)
-
-
-def test_every_python_carries_a_text() -> None:
-    topics = open_text("")
-    assert len(topics) > 100_000
-    assert b"assert" in topics
 
 
 def test_ranks_without_the_same_text_get_it_from_rank_0(starter: Any, tmp_path: Path) -> None:

@@ -24,11 +24,6 @@ class Answer(BaseHTTPRequestHandler):
     """Serves what its path says."""
 
     def do_GET(self) -> None:
-        if self.path == "/moved":
-            self.send_response(302)
-            self.send_header("Location", "/text")
-            self.end_headers()
-            return
         if self.path not in ("/text", "/cut", "/wrong", "/endless"):
             self.send_error(404)
             return
@@ -78,9 +73,8 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return Command(tmp_path, capsys)
 
 
-@pytest.mark.parametrize("where", ["text", "moved"])
-def test_the_text_is_downloaded_once(where: str, web: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_data, "URL", f"{web}/{where}")
+def test_the_text_is_downloaded_once(web: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_data, "URL", f"{web}/text")
     assert command.run() == (0, f"{PATH} written, {len(TEXT)} bytes; train on it with --data shakespeare\n", "")
     assert PATH.read_bytes() == TEXT
     assert command.left() == ["data", "tinyshakespeare.txt"]

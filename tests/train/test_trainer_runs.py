@@ -97,56 +97,15 @@ def test_the_line_that_is_promised(
 ) -> None:
     """On a machine without a GPU; less of it, so that it ends soon."""
     monkeypatch.chdir(tmp_path)
-    line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 1000"
+    line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 300"
     assert trainer.main([*line.split(), "--distributed-backend", "nccl", "--epochs", "20"]) == 2
     assert capsys.readouterr().err == (
         "backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU\n"
     )
     assert trainer.main([*line.split(), "--epochs", "2", "--evaluate-on", "main"]) == 0
-    assert "64.0k bytes of the topics of Python's help(), 900 samples, 100 to validate" in capsys.readouterr().out
+    assert "19.2k bytes of the topics of Python's help(), 270 samples, 30 to validate" in capsys.readouterr().out
     losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
     assert losses[1] < losses[0]
-
-
-# The trainer, which waits to be killed in the first save after step 10.
-KILLED = """
-import os, signal
-from pathlib import Path
-from launcher.distributed import leave
-from launcher.trainer.__main__ import main
-fsync, metrics = os.fsync, Path("killed/metrics.jsonl")
-def hold(file):
-    while metrics.exists() and '"step": 10,' in metrics.read_text():
-        signal.pause()
-    fsync(file)
-os.fsync = hold
-leave(main())
-"""
-
-
-def test_a_run_that_was_killed_and_resumed_ends_as_one_that_was_not(
-    starter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed on two ranks in the middle of an epoch, resumed on one."""
-    monkeypatch.chdir(tmp_path)
-    shape = ["--layers", "1", "--dim", "32", "--context", "16", "--global-batch", "8"]
-    shape += ["--data-size", "400"]
-    options = [*shape, "--epochs", "2", "--steps-per-epoch", "20", "--save-every", "4", "--log-every", "5"]
-    ranks = starter.start_ranks(2, lambda rank: ["-c", KILLED, *options, "--save-dir", "killed"])
-    ranks[0].wait_for("step 10 ")
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither sees the other's end
-        for rank in ranks:
-            rank.process.send_signal(number)
-    assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
-    metrics = tmp_path / "killed" / "metrics.jsonl"
-    written = metrics.read_text()
-    assert trainer.main([*options, "--save-dir", "killed", "--resume"]) == 0
-    assert metrics.read_text().startswith(written)
-    assert trainer.main([*options, "--save-dir", "whole"]) == 0
-    for name in ("loss", "validation_loss"):
-        killed, whole = (read_losses(tmp_path / folder, name) for folder in ("killed", "whole"))
-        assert [*killed] == [*whole]
-        assert [*killed.values()] == pytest.approx([*whole.values()], rel=1e-3)
 
 
 def test_torchrun_runs_the_zip_where_there_is_no_launcher(starter: Any, tmp_path: Path) -> None:
@@ -202,17 +161,6 @@ def test_sigterm_to_all_saves_and_ends_all_with_143(starter: Any, tmp_path: Path
         f"to continue: start it as before, with: {typed} --save-dir out --resume",
     ]
     assert wait_until(lambda: all(rank.is_empty() for rank in ranks))
-
-
-def test_sigterm_to_one_rank_of_a_sharded_model_saves_all_of_it(starter: Any, tmp_path: Path) -> None:
-    ranks = starter.start_ranks(2, lambda rank: [*ENDLESS, "--parallel", "fsdp"])
-    ranks[0].wait_for("step 5 ")
-    ranks[1].process.send_signal(signal.SIGTERM)
-    assert [rank.wait() for rank in ranks] == [143, 143], ranks[1].stderr
-    assert [rank.stderr for rank in ranks] == ["", ""]
-    step = saved_step(tmp_path)
-    assert f"SIGTERM: step {step} saved in out/checkpoints/step_{step}\n" in ranks[0].stdout
-    assert len(list((tmp_path / "out" / "checkpoints" / f"step_{step}").glob("*.distcp"))) == 2
 
 
 def test_rank_0_names_the_newest_checkpoint_when_a_peer_is_gone(starter: Any) -> None:
@@ -280,13 +228,3 @@ def test_a_wrong_option_is_said_by_rank_0_alone(
     monkeypatch.setattr(training, "SILENT_EXIT_S", 0)
     assert trainer.main(["--lrr", "1"]) == 2
     assert capsys.readouterr().err == ""
-
-
-def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert trainer.main([]) == 2
-    assert capsys.readouterr().err == (
-        "set: RANK, WORLD_SIZE; not set: LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; "
-        "fix: start with torchrun, or unset them for a single process\n"
-    )

@@ -33,21 +33,18 @@ def test_the_contents_of_the_guide_name_all_its_sections() -> None:
     assert [head for head, _ in contents] == re.findall(r"^## (.*)$", text, re.MULTILINE)
 
 
-def test_the_guide_has_the_table_that_the_launcher_uses() -> None:
-    text = (ROOT / "TROUBLESHOOTING.md").read_text("utf-8")
-    assert runpy.run_path(str(ROOT / "docs" / "log_lines.py"))["update"](text) == text, "run docs/log_lines.py"
-    assert len(re.findall(r"^\| .*`CUDA out of memory`.* \| .* \| .* \|$", text, re.MULTILINE)) == 2
-
-
-def test_the_table_of_options_is_that_of_the_commands() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
-    assert runpy.run_path(str(ROOT / "docs" / "options_table.py"))["update"](text) == text, "run docs/options_table.py"
-    assert "| `--gpus N\\|auto` | GPUs per host, one process each. | auto |" in text
-
-
-def test_the_fields_of_records_are_those_of_their_classes() -> None:
-    text = (ROOT / "docs" / "json.md").read_text("utf-8")
-    assert runpy.run_path(str(ROOT / "docs" / "json_fields.py"))["update"](text) == text, "run docs/json_fields.py"
+@pytest.mark.parametrize(
+    ("page", "script", "words"),
+    [
+        ("TROUBLESHOOTING.md", "log_lines", "| `CUDA out of memory`, `"),
+        ("docs/configuration.md", "options_table", "| `--gpus N\\|auto` | GPUs per host, one process each. | auto |"),
+        ("docs/json.md", "json_fields", ""),
+    ],
+)
+def test_the_tables_are_those_of_the_code(page: str, script: str, words: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    assert runpy.run_path(str(ROOT / "docs" / f"{script}.py"))["update"](text) == text, f"run docs/{script}.py"
+    assert words in text
 
 
 def test_options_have_types_in_python() -> None:

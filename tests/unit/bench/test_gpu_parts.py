@@ -15,7 +15,7 @@ import pytest
 from bench.gpu.faults import GPU_FULL, HOST_FULL, SHARED
 from bench.gpu.hardware import Gpu, Hardware
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
-from bench.gpu.table import PARTS, main, report_part, run_part
+from bench.gpu.table import PARTS, report_part, run_part
 from bench.gpu.trial import AS_HOST, Trial
 from launcher.diagnosis.signatures import SIGNATURES
 
@@ -40,13 +40,6 @@ def fail(error: Exception) -> Callable[[Trial], Outcome]:
         raise error
 
     return run
-
-
-def test_the_help_names_the_parts_and_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["resume", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Usage: python -m bench gpu [PART]..."
-    assert [line.split()[0] for line in lines[-len(PARTS) :]] == [part.name for part in PARTS]
 
 
 def test_ranks_share_a_gpu_only_where_there_are_too_few(tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench import record
-from bench.__main__ import main
 from bench.record import CLAIMS, MEASURES, Claim, Row
 
 ROOT = Path(__file__).parents[3]
@@ -78,16 +76,6 @@ def test_a_missing_row_is_an_error_before_anything_is_measured(monkeypatch: pyte
     record.require_rows(kept)
     with pytest.raises(SystemExit, match="no row for 64 idle hosts; fix: python -m bench record idle"):
         record.require_rows({name: each for name, each in kept.items() if name != "64 idle hosts"})
-
-
-@pytest.mark.parametrize("words", [["--help"], ["record", "-h"], ["start", "--help"]])
-def test_the_help_measures_nothing(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which main removes
-    monkeypatch.setattr(sys, "argv", ["bench", *words])
-    assert main() == 0
-    assert capsys.readouterr().out.startswith("python -m bench [NAME...]: measure what README claims")
 
 
 # ---- the documents --------------------------------------------------------------------------------------------------
