@@ -26,7 +26,6 @@ from launcher.session.connection import Event
 from launcher.session.session import Session
 from launcher.wording import ordinal
 
-SAY_S = 60.0  # between two lines that say which place a run has
 AGAIN_S = 20.0  # between two looks at hosts that were lost or busy, while the run keeps its places in the queue
 _FRESH_S = 10.0  # how long it counts which processes were seen on GPUs
 
@@ -78,11 +77,11 @@ class Queue:
         self._decided: dict[int, bool] = {}  # whether its GPUs are claimed, while that is tried
         self._place: Place | None = None
 
-    async def wait(self, say: Callable[[], object], deadline: float) -> tuple[Host, ...]:
+    async def wait(self, deadline: float) -> tuple[Host, ...]:
         """Return the hosts whose GPUs are now the run's; `Session.idle` holds them until its attempt takes them.
 
-        say: called each SAY_S. deadline: by time.monotonic(). Raise Interrupted for a signal, QueueTimeoutError,
-        HostsUnreachable if too few hosts respond, and BusyError; with these two the hosts hold the places.
+        deadline: by time.monotonic(). Raise Interrupted for a signal, QueueTimeoutError, HostsUnreachable if too few
+        hosts respond, and BusyError; with these two the hosts hold the places.
         """
         session = self._session
         holding: Collection[int] = ()
@@ -93,7 +92,9 @@ class Queue:
                     await session.pump(self._has_all_answers)
                 self._refuse_lost()
                 while True:
-                    await self._pump(self._may_claim, say, deadline)
+                    await session.pump(lambda: self._may_claim() or self._is_short(), deadline)
+                    self._refuse_lost()
+                    refuse_late(deadline)
                     free = self._find_free()
                     chosen = [index for index in free if index not in self._busy][: self._needed]
                     if len(chosen) < self._needed:
@@ -120,15 +121,6 @@ class Queue:
                 if self._wanted[index]:
                     self._send(index, waits=True)
         self._seen_at = time.monotonic()
-
-    async def _pump(self, is_done: Callable[[], bool], say: Callable[[], object], deadline: float) -> None:
-        """Take events until `is_done`, or until too few hosts respond."""
-        next_line = time.monotonic() + SAY_S
-        while not await self._session.pump(lambda: is_done() or self._is_short(), min(next_line, deadline)):
-            _refuse_late(deadline)
-            say()
-            next_line += SAY_S
-        self._refuse_lost()
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
@@ -187,7 +179,7 @@ class Queue:
             self._on_place(Place(1, self._busy[index], self._session.hosts[index].name))
             await self._session.pump(self._is_short, min(deadline, time.monotonic() + AGAIN_S))
             self._refuse_lost()
-        _refuse_late(deadline)
+        refuse_late(deadline)
         raise BusyError
 
     async def _claim(self, chosen: Sequence[int]) -> bool:
@@ -210,6 +202,7 @@ class Queue:
         self._session.send(index, messages.CLAIM, is_look=False, gpus=self._wanted[index], **fields)
 
 
-def _refuse_late(deadline: float) -> None:
+def refuse_late(deadline: float) -> None:
+    """Raise QueueTimeoutError after the deadline."""
     if time.monotonic() >= deadline:
         raise QueueTimeoutError("its time in the queue (--queue) is over")

@@ -36,7 +36,7 @@ from launcher.runs.policy import (
     use_verdict,
     waits_for_hosts,
 )
-from launcher.runs.queue import AGAIN_S, SAY_S, BusyError, Place, Queue, QueueTimeoutError
+from launcher.runs.queue import AGAIN_S, BusyError, Place, Queue, QueueTimeoutError, refuse_late
 from launcher.runs.records import Result
 from launcher.runs.run_json import EndedAttempt
 from launcher.runs.run_request import QUEUED, RunRequest
@@ -255,30 +255,24 @@ class Run:
         deadline = began_at + (options.queue_s or 0.0)
         order = make_claim_order(self._request, self._carried, len(hosts))
         place: Place | None = None
-        lost, said_at = "", began_at
+        lost = ""
 
         def note(now: Place) -> None:
             nonlocal place
-            if now == place and time.monotonic() - said_at < SAY_S:  # busy hosts are looked at more often
+            if now == place:  # busy hosts are looked at again and again
                 return
             place = now
             self._state.change(Activity.QUEUED, place=now.number, behind=now.whom)
-            say()
+            waited = f" for {age(time.monotonic() - began_at)}" if time.monotonic() - began_at >= 1 else ""
+            self._say(f"launch: queued{waited}, {place.describe()}")
             self._carried.leave(self._request.leave, QUEUED)
-
-        def say() -> None:
-            nonlocal said_at
-            said_at = time.monotonic()
-            if place is not None:
-                waited = f" for {age(time.monotonic() - began_at)}" if time.monotonic() - began_at >= 1 else ""
-                self._say(f"launch: queued{waited}, {place.describe()}")
 
         while True:
             session, _ = self._open_session(hosts)
             needed, with_checks = len(self._hosts.hosts), options.with_checks
             queue = Queue(self._request.job, session, order, needed, note, with_checks=with_checks)
             try:
-                chosen = await queue.wait(say, deadline)
+                chosen = await queue.wait(deadline)
                 break
             except BusyError:
                 continue
@@ -291,8 +285,7 @@ class Run:
                 lost = names
             finally:
                 self._idle = [*self._idle_now(), *session.idle]
-            if time.monotonic() > deadline:
-                raise QueueTimeoutError("its time in the queue (--queue) is over")
+            refuse_late(deadline)
             await self._pause(AGAIN_S)
         self._hosts = HostsAndSpares(chosen, self._hosts.spares, options.min_nodes)
         self._carried.others = ()

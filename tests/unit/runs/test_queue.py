@@ -94,7 +94,7 @@ def wait(
 ) -> tuple[list[str], list[str]]:
     places = [] if places is None else places
     queue = Queue(JOB, session, ORDER, needed, places.append)  # type: ignore[arg-type]
-    chosen = asyncio.run(queue.wait(lambda: None, deadline))
+    chosen = asyncio.run(queue.wait(deadline))
     return [host.name for host in chosen], [place.describe() for place in places]
 
 
