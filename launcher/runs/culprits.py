@@ -23,7 +23,6 @@ from launcher.job.job import Job
 from launcher.output.console import Console
 from launcher.output.run_folder import create_record
 from launcher.runs.bisection import Group, Verdict, search_culprits
-from launcher.runs.report import describe_cause
 from launcher.runs.run import Run
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
 from launcher.session.session import SIGNALS
@@ -79,7 +78,7 @@ async def find_culprits(
             raise Interrupted(result.interrupted_by)
         if result.is_network:
             raise NoVerdictError("the network of this machine failed")
-        return describe_cause(result.cause) if result.cause else ""
+        return result.describe().reason
 
     return await search(list(by_name), run_group, on_tested, time.monotonic() + limit_s)
 

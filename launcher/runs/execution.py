@@ -19,7 +19,6 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.write_queue import STALLED_S
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.records import Result
-from launcher.runs.report import describe_cause
 from launcher.runs.run import Run
 from launcher.runs.run_list import RunList, RunListEntry
 from launcher.runs.run_request import RunRequest
@@ -114,10 +113,9 @@ class Notifier:
 
     def __call__(self, event: str, result: Result) -> None:
         """Run it; at the end of the run, wait until it has ended."""
-        cause = describe_cause(result.cause) if result.cause is not None else result.error or ""
         env = {
             **self._env, "LAUNCH_EVENT": event, "LAUNCH_EXIT_CODE": str(result.exit_code),
-            "LAUNCH_CAUSE": cause.replace("\0", ""),
+            "LAUNCH_CAUSE": result.describe().reason.replace("\0", ""),
         }  # fmt: skip
         if event == "end":
             self._run(env)

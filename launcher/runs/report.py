@@ -31,9 +31,7 @@ from launcher.wording import count, duration, listed, plural, span
 _MOST_WRITTEN = 5  # names
 _MAX_LEFT = 10
 _MAX_WARNINGS = 8
-# The smallest screen has 24 rows; one is for the line above the block, and one for the census below it.
-_BLOCK_ROWS = 22
-_COLUMNS = 80
+_MAX_LAST_LINES = 6  # so that the block usually fits a screen of 24 rows
 _MAX_LINE = 150
 _MAX_ERROR = 300
 _MAX_FRAME_LINES = 5
@@ -172,13 +170,6 @@ def refusal_lines(error: LauncherError, number: int) -> list[str]:
     ]
 
 
-def describe_cause(cause: Cause) -> str:
-    """Return the failure in one line: which process, how it ended, and the error, the explanation or its last line."""
-    explained = (cause.explanation.cause,) if cause.explanation is not None else ()
-    said = cause.traceback[-1:] or explained or cause.last_lines[-1:]
-    return ": ".join([f"{cause.failure.subject}, {cause.failure.ending}", *(line.strip() for line in said)])
-
-
 def left_lines(census: Census) -> list[str]:
     """Return one line for each process that could not be killed."""
     return _few(
@@ -242,7 +233,7 @@ def cause_block(
     cause: Cause, failures: Sequence[Failure], ranks: int, log: Path, *, withheld: int = 0,
     code: tuple[str, str] | None = None,
 ) -> list[Line]:  # fmt: skip
-    """Return the lines that explain the cause, no more than fit a screen of 24 rows.
+    """Return the lines that explain the cause, few enough for a screen.
 
     failures: of all ranks; ranks: how many the run has. log: the file with all output of the failed node; withheld: how
     many ranks printed other tracebacks that are only in the logs; code: the root of the code that was sent, there and
@@ -260,17 +251,10 @@ def cause_block(
         lines.append(Line(f"  why: {_cut(cause.explanation.cause, _MAX_ERROR)}"))
         lines.append(Line(f"  fix: {cause.explanation.fix}", Style.STRONG))
     counted = [f"  {count(withheld, 'other traceback')} in the logs"] if withheld else []
-    after = [*map(Line, [*others_lines(cause, failures), *counted, f"  full log: {log}"])]
-    rows = sum(_rows(line.text) for line in [*lines, *after])
-    last_lines = _fit_last_lines(cause.last_lines, _BLOCK_ROWS - rows - 1)
-    if last_lines:
+    if cause.last_lines:
+        last_lines = [f"    {_cut(line, _MAX_LINE)}" for line in cause.last_lines[-_MAX_LAST_LINES:]]
         lines += map(Line, ["  its last lines:", *last_lines])
-    return [*lines, *after]
-
-
-def _rows(line: str) -> int:
-    """Return how many rows of the smallest screen a line takes."""
-    return max(1, -(-len(line) // _COLUMNS))
+    return [*lines, *map(Line, [*others_lines(cause, failures), *counted, f"  full log: {log}"])]
 
 
 def _cut(line: str, length: int) -> str:
@@ -283,18 +267,6 @@ def _fit_traceback(traceback: Sequence[str]) -> list[str]:
     if len(frame) > _MAX_FRAME_LINES:
         frame = [*frame[: _MAX_FRAME_LINES - 1], "  ..."]
     return [*(_cut(line, _MAX_LINE) for line in frame), _cut(error, _MAX_ERROR)] if traceback else []
-
-
-def _fit_last_lines(lines: Sequence[str], rows: int) -> list[str]:
-    """Return the last lines that fit into `rows` rows of the screen; of the very last one at least its start."""
-    kept: list[str] = []
-    left = rows
-    for line in reversed([f"    {_cut(line, _MAX_LINE)}" for line in lines]):
-        left -= _rows(line)
-        if left < 0:
-            break
-        kept.insert(0, line)
-    return kept or [_cut(f"    {line}", _COLUMNS) for line in lines[-1:] if rows > 0]
 
 
 def same_lines(cause: Cause, ranks: int) -> list[str]:

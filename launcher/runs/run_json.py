@@ -16,6 +16,7 @@ from launcher.runs.run_state import RestartCount
 
 Incident = Literal["lost", "failed its checks", "failed test-distributed", "had a broken GPU"]
 INCIDENTS = get_args(Incident)  # what can go wrong with a host
+_MOST_LETTERS = 300  # of a cause in one line; torch names all keys that a state_dict lacks in one
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,12 @@ class Cause:
         """`gpu2 rank 11`, or the host alone."""
         return self.host if self.rank is None else f"{self.host} rank {self.rank}"
 
+    def describe(self) -> str:
+        """Return in one line who failed, and the error; without one how it ended, and why or what it printed last."""
+        explained = (self.explanation.cause,) if self.explanation is not None else self.last_lines[-1:]
+        reason = ": ".join(each.strip() for each in self.traceback[-1:] or (self.text, *explained))
+        return f"{self.culprit}: {reason}"[:_MOST_LETTERS]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -173,6 +180,11 @@ class Result:
     written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cause: Cause | None  # what failed first; `null` if the run succeeded, or was stopped
     failures: tuple[RankFailure, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why it failed or could not start, in one line; empty if it didn't fail."""
+        return self.cause.describe() if self.cause is not None else (self.error or "").partition("\n")[0]
 
     def as_record(self) -> dict[str, Any]:
         """Return it for run.json, where the names of the run stand elsewhere."""

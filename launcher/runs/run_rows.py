@@ -115,13 +115,8 @@ def find_last_line(run: "ListedRun", record: RunJson) -> str:
     if run.death:
         return f"{run.death}; launch again {run.id} runs it again"
     result = None if run.is_alive else record.result
-    cause = result.cause if result is not None else None
-    if result is not None and cause is None and result.error:
-        return result.error.partition("\n")[0][:_MOST_TEXT]
-    if cause is not None:
-        explained = (cause.explanation.cause,) if cause.explanation is not None else cause.last_lines[-1:]
-        reason = ": ".join(each.strip() for each in cause.traceback[-1:] or (cause.text, *explained))
-        return f"{cause.culprit}: {reason}"[:_MOST_TEXT]
+    if result is not None and result.reason:
+        return result.reason[:_MOST_TEXT]
     hosts = [host for attempt in record.attempts for host in attempt.hosts]
     paths = [*run.folder.glob("node_*.log")]
     with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ from launcher.cli.report_page.contents import Contents
 from launcher.cli.report_page.plots import Bin, Plot, Point, TimeRange
 from launcher.escapes import without_controls
 from launcher.hosts.ranges import fold_names
-from launcher.runs.run_json import Cause, RunJson, UsedHost
+from launcher.runs.run_json import RunJson, UsedHost
 from launcher.wording import count, duration
 
 _ENDS = {  # how the card of the result looks, and what it says without a cause
@@ -41,7 +41,6 @@ _HOST_FACTS = {
     "cuda_version": "CUDA", "nccl_version": "NCCL", "cpu_count": "CPUs", "interface": "data over", "python": "path",
 }  # fmt: skip
 _MOST_ATTEMPTS = 200  # in the table, the last ones
-_MOST_CAUSE_LETTERS = 300  # of a row; torch names all keys that a state_dict lacks in one line
 _MOST_LETTERS = 20_000  # of one text
 
 WIDTH, HEIGHT = 380, 160  # of a plot, in its own units
@@ -149,18 +148,12 @@ def _describe_attempts(
 ) -> Iterator[tuple[str, str, str, str, int, str]]:
     """Yield when each attempt began, what it took, how it ended, what followed, its hosts, and if it got further."""
     for (began_at, ended_at), each in zip(spans, record.attempts, strict=False):
-        why = _describe_cause(each.result.cause) if each.result.cause else each.result.error
+        why = each.result.reason
         ended = f"{each.outcome}: {why}" if why else each.outcome
         took, further = duration(ended_at - began_at), "yes" if each.progress else ""
         yield _show_time(began_at, zone), took, ended, each.then or "", len(each.hosts), further
     for began_at, now in spans[len(record.attempts) :]:
         yield _show_time(began_at, zone), duration(now - began_at), "not yet", "", len(record.plan.nodes), ""
-
-
-def _describe_cause(cause: Cause) -> str:
-    explained = [cause.explanation.cause] if cause.explanation is not None else []
-    text = [*cause.traceback[-1:], *explained, cause.text][0]
-    return f"{cause.culprit}: {text if len(text) <= _MOST_CAUSE_LETTERS else f'{text[:_MOST_CAUSE_LETTERS]}...'}"
 
 
 def _compare_hosts(

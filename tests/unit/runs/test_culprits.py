@@ -12,9 +12,6 @@ from types import SimpleNamespace
 import pytest
 from machines.patience import DEADLINE_S
 
-from launcher.diagnosis.cause import Cause
-from launcher.diagnosis.failure import Failure, FailureKind
-from launcher.diagnosis.signatures import Explanation
 from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.job.job import Job, Program, ProgramKind
@@ -24,26 +21,9 @@ from launcher.output.run_folder import RunRecord
 from launcher.runs import culprits
 from launcher.runs.bisection import Group, Together, Verdict
 from launcher.runs.culprits import NoVerdictError, find_between_attempts, search
-from launcher.runs.report import describe_cause
 from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.session.signals import Interrupted
 from launcher.transports.base import Transport
-
-
-@pytest.mark.parametrize(
-    ("traceback", "last_lines", "known", "text"),
-    [
-        (("  File 'x'", "ValueError: no"), ("a", "b"), None, ": ValueError: no"),
-        ((), ("a", "  all_reduce fp32 did not finish in 20 s "), None, ": all_reduce fp32 did not finish in 20 s"),
-        ((), ("step 7 loss 2.1",), Explanation("disk-full", "the disk is full", "free space"), ": the disk is full"),
-        ((), (), None, ""),
-    ],
-)
-def test_a_cause_in_one_line(
-    traceback: tuple[str, ...], last_lines: tuple[str, ...], known: Explanation | None, text: str
-) -> None:
-    failure = Failure("n1", 0, FailureKind.RANK, 0.0, rank=3, code=1)
-    assert describe_cause(Cause(failure, traceback, last_lines, known)) == f"n1 rank 3, exit code 1{text}"
 
 
 def test_runs_of_a_batch_go_side_by_side() -> None:

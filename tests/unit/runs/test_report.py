@@ -141,34 +141,20 @@ def test_the_cause_where_no_exception_tells():
     assert why.startswith("  why: it was killed from outside: ") and fix.startswith("  fix: see which with dmesg -T ")
 
 
-OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.15 GiB "
-    "of which 6.62 MiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by "
-    "PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF."
-)
-
-
-STATEMENT = "".join(f"    argument_{number}={number},\n" for number in range(30))
-
-
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize(
-    "error", ["ValueError: x" * 40, OOM, "RuntimeError: Connection closed by peer", "Exception"], ids=lambda e: e[:9]
-)
-def test_the_block_fits_a_screen(error, wide):
-    """Of 24 rows and 80 columns, with one row left above and one below."""
-    stderr = f'Traceback (most recent call last):\n  File "train.py", line 8, in f\n{STATEMENT}{error}\nbye\n'
-    text = "".join(f"line {number} " + "x" * (400 if wide else 9) + "\n" for number in range(20))
-    cause = find_cause([rank_failure(stderr=text + stderr, stdout=text)])
-    lines = texts(cause_block(cause, [], 16, Path("logs/20261120-091233/node_1.log")))
-    assert sum(-(-len(line) // 80) for line in lines) <= 22
-    assert [lines[0], lines[1], lines[-1]] == [
-        "  gpu2 rank 11 (local rank 3, GPU 3) at 09:16:31:",
-        '    File "train.py", line 8, in f',
-        "  full log: logs/20261120-091233/node_1.log",
-    ]
-    assert f"    {error[:60]}"[:60] in [line[:60] for line in lines]
-    assert "    bye" in lines, "the latest line was dropped"
+def test_long_statements_errors_and_many_last_lines_are_cut():
+    statement = "".join(f"    argument_{number}={number},\n" for number in range(30))
+    stderr = (
+        f'Traceback (most recent call last):\n  File "train.py", line 8, in f\n{statement}{"ValueError: x" * 40}\nbye\n'
+    )
+    stdout = "".join(f"line {number} " + "x" * 400 + "\n" for number in range(20))
+    _, place, *rest, log = texts(
+        cause_block(find_cause([rank_failure(stderr=stderr, stdout=stdout)]), [], 16, Path("log"))
+    )
+    assert (place, rest[3], log) == ('    File "train.py", line 8, in f', "      ...", "  full log: log")
+    assert (rest[4][:17], len(rest[4]), rest[5]) == ("    ValueError: x", 304, "  its last lines:")
+    assert [(line[:11], len(line)) for line in rest[6:]] == [
+        *((f"    line {number}", 154) for number in range(15, 20)), ("    bye", 7),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
