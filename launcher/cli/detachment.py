@@ -21,7 +21,6 @@ from launcher.output.console import Console
 from launcher.output.log_writer import redirect_streams
 from launcher.output.output_streams import Style
 from launcher.output.run_folder import RunRecord
-from launcher.runs.logout import warn_of_logout
 
 _KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # the terminal sends them to the child as well
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
@@ -61,7 +60,7 @@ class Detachment:
             os.close(fd)
 
 
-def start_detached(request: Request, restarts: int) -> Detachment | None:
+def start_detached(request: Request) -> Detachment | None:
     """Return the way out of the terminal, in a child process; None without --detach."""
     if not request.detach:
         return None
@@ -71,8 +70,6 @@ def start_detached(request: Request, restarts: int) -> Detachment | None:
             raise UsageError(text, "omit it: the job has no terminal")
         tell(f"launch: {text}; this run stays in its terminal")
         return None
-    for line in warn_of_logout(os.environ, restarts):
-        tell(line)
     return _start_child()
 
 

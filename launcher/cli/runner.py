@@ -67,7 +67,7 @@ def run_recorded(
             plan_unasked(job, hosts[: run_options.num_nodes], run_options.share), run_options.shown_ranks
         )
     spares = spares if run_options.restarts else ()
-    detachment = start_detached(request, run_options.restarts)  # before the console starts its threads
+    detachment = start_detached(request)  # before the console starts its threads
     console = make_console([*hosts, *spares], request)
     try:
         runs, origin = RunList.of_user(os.environ), describe_origin(request)

@@ -32,7 +32,6 @@ from launcher.output.output_streams import OutputStreams
 from launcher.output.run_folder import RunRecord, create_record
 from launcher.runs import host_history
 from launcher.runs.execution import execute_job, listed
-from launcher.runs.logout import warn_of_lost_memory
 from launcher.runs.run_list import RunList, find_state, own_state
 from launcher.runs.run_request import QUEUED, RunRequest
 from launcher.transports.agents.hub import LEAVE_S, Hub, Notice
@@ -69,8 +68,7 @@ def control(
         console.transcribe(record.transcript)
         with listed(runs, record, is_needed=True) as entry:
             watch_agents(request, hub, entry, is_changed, addresses, port, variables=variables, say=console.say)
-            host = request.host or socket.gethostname()
-            for line in [*warn_of_lost_memory(host), *warn_of_little(record.folder, host)]:
+            for line in warn_of_little(record.folder, request.host or socket.gethostname()):
                 console.say(line)
             # What this machine knows of earlier runs, beside what the launch host does.
             known = host_history.describe(runs, [each.name for each in hosts], time.time())

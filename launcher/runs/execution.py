@@ -7,13 +7,16 @@ import contextlib
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from launcher.concurrency import start_thread
 from launcher.errors import LauncherError, UsageError
 from launcher.job.job import DEFAULT_PROGRAM, Job
+from launcher.node import system
 from launcher.node.agents.notice import run_notice
 from launcher.output.run_folder import RunRecord
 from launcher.output.write_queue import STALLED_S
@@ -26,6 +29,10 @@ from launcher.session.session import SIGNALS
 from launcher.session.signals import catch_signals, outlast_signals
 from launcher.sync.contents import Contents
 
+_LOGIND = "org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"
+_LINGERING = Path("/var/lib/systemd/linger")
+_SYSTEM_UID = 1000  # RemoveIPC spares users below (logind.conf(5))
+_ANSWER_S = 2.0
 _PLAIN_WORD = re.compile(r"\s*([\w./+-]+)(?=\s|$)")
 
 
@@ -44,6 +51,9 @@ async def execute_job(
         knows_place = not is_requeued and not (options.share and options.share[1])
         place = f"outputs/{record.run_id}" if knows_place else "outputs"
         say(f"launch: no script given; the built-in trainer writes to {place}")
+    if request.leave is not None:
+        for line in warn_of_logout(variables, options.restarts, has_agents=request.can_reach is not None):
+            say(line)
     if options.progress_dir is None and not is_requeued:
         options = replace(options, progress_dir=find_checkpoints(job, record.run_id))
     notifier = Notifier(notify, record.run_id, record.name, variables, say) if notify else None
@@ -65,6 +75,39 @@ async def execute_job(
         if end_process is not None:
             outlast_signals(SIGNALS, partial(end_process, result.exit_code))
         return result
+
+
+def warn_of_logout(variables: Mapping[str, str], restarts: int, *, has_agents: bool) -> list[str]:
+    """Return a line, with the remedy, for each thing that a logout takes from a run without a terminal.
+
+    has_agents: it logs in to no host again, and its ranks may run here.
+    """
+    lines, uid = [], os.geteuid()
+    if has_agents:
+        if uid >= _SYSTEM_UID and not (_LINGERING / system.user_name(uid)).exists() and _is_set("RemoveIPC"):
+            text = f"{socket.gethostname()} removes your shared memory when you log out (RemoveIPC)"
+            lines.append(f"launch: {text}; fix: loginctl enable-linger there")
+        return lines
+    if uid != 0 and _is_set("KillUserProcesses"):  # logind spares root
+        lines.append(
+            "launch: this system ends your processes when you log out (KillUserProcesses); "
+            "fix: loginctl enable-linger, and systemd-run --user --scope launch ..."
+        )
+    if restarts and "SSH_CONNECTION" in variables and "SSH_AUTH_SOCK" in variables:
+        lines.append(
+            "launch: a restart after you log out can't use the SSH agent of this login; "
+            "fix: let this machine log in to the hosts with a key file"
+        )
+    return lines
+
+
+def _is_set(name: str) -> bool:
+    """Tell whether a property of logind is true."""
+    argv = ("busctl", "get-property", *_LOGIND, name)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_ANSWER_S)
+        return done.stdout.strip() == b"b true"
+    return False
 
 
 def _ignore() -> None:
