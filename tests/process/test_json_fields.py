@@ -26,7 +26,6 @@ from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
 from launcher.job.facts import BoxClaim
 from launcher.preflight.findings import Finding
-from launcher.preflight.load import MeasuredLoad, as_records
 from launcher.runs.inspection import Inspection
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "json.md").read_text("utf-8")
@@ -139,26 +138,12 @@ def test_a_dry_run(tmp_path: Path) -> None:
     assert (failed["event"], failed["run"], failed["exit_code"]) == ("result", None, 70)
 
 
-def test_other_commands(tmp_path: Path) -> None:
-    *_, result = run(tmp_path, "exec", "--json", "--hosts", "localhost", "--", "false")
-    assert set(fields(result)) == documented("## launch exec --json", result)
-    done = run_launch("hosts", "--json", "--hosts", "a", cwd=tmp_path, code=0)
-    (host,) = json.loads(done.stdout)
-    assert set(fields(host)) == documented("## launch hosts --json", host)
-
-
 def test_a_check() -> None:
     lost = HostFailure("b", HostFailureKind.TIMED_OUT, "no answer")
     inspection = Inspection((Host("a"),), (facts(),), (Finding(("a",), "busy"),), (lost,), 1.0)
     found = set(fields(check.as_record(JOB, inspection) | {"hosts": None, "unreachable": None})) | COMMON
     found |= {f"unreachable[].{name}" for name in asdict(lost)}
     assert found - {"unreachable"} == documented("## launch check --json")
-
-
-def test_a_load() -> None:
-    load = MeasuredLoad(0, 0, "H100", "bf16", 453e12, 2.7e12)
-    found = {"findings": [Finding(("a",), "slow").as_record()], "loads": as_records([load], ["a"])}
-    assert set(fields(found)) == documented("### load", found)
 
 
 def test_free_gpus() -> None:

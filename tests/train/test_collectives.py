@@ -79,22 +79,6 @@ def test_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-EXCHANGE = """
-from launcher import distributed, exchange
-rank = distributed.init("gloo").rank
-print(exchange.gather("x" * (100 * rank + 1)) == ["x", "x" * 101])
-distributed.leave(0)
-"""
-
-
-def test_values_of_different_sizes_go_between_ranks(starter: Any) -> None:
-    script = starter.folder / "exchange.py"
-    script.write_text(EXCHANGE)
-    ranks = starter.start_ranks(2, lambda _: [str(script)])
-    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
-    assert [rank.stdout for rank in ranks] == ["True\n"] * 2
-
-
 # Where an interpreter's torch finds no numpy, torch's own way to exchange Python values fails.
 # At first it prints the modules that the checks import, which would count as their own time.
 WITHOUT_NUMPY = """

@@ -94,12 +94,18 @@ def test_ranks_of_two_backends_do_not_wait_for_each_other() -> None:
 
 def test_a_single_process_has_a_group_of_one_and_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distributed.is_main()
+    distributed.barrier()
+    assert distributed.all_reduce_mean(3.5) == 3.5
     world = distributed.init("gloo", timeout_s=DEADLINE_S)
     try:
         assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
         assert (world.device, world.backend) == (torch.device("cpu"), "gloo")
         assert world.launched_by == "single process"
         distributed.barrier()
+        value = torch.tensor([[1.0, 2.0]], requires_grad=True)
+        mean = distributed.all_reduce_mean(value)
+        assert (mean.tolist(), mean.dtype, mean.requires_grad) == ([[1.0, 2.0]], torch.float32, False)
+        assert mean.data_ptr() != value.data_ptr()
     finally:
         distributed.shutdown()
     assert not dist.is_initialized()
@@ -111,22 +117,6 @@ def set_rank(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     values = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 4, "MASTER_PORT": 29500}
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, str(value))
-
-
-def test_helpers_work_for_a_single_process() -> None:
-    distributed.barrier()
-    assert distributed.all_reduce_mean(3.5) == 3.5
-
-
-def test_a_mean_keeps_shape_and_type_and_leaves_its_argument_alone() -> None:
-    distributed.init("gloo", timeout_s=DEADLINE_S)
-    try:
-        value = torch.tensor([[1.0, 2.0]], requires_grad=True)
-        mean = distributed.all_reduce_mean(value)
-        assert (mean.tolist(), mean.dtype, mean.requires_grad) == ([[1.0, 2.0]], torch.float32, False)
-        assert mean.data_ptr() != value.data_ptr()
-    finally:
-        distributed.shutdown()
 
 
 @pytest.mark.parametrize(

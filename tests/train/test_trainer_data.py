@@ -21,7 +21,7 @@ CONFIG = TrainConfig()
 # Run on each of three ranks; it prints what they read.
 READ = """
 import json, os
-from launcher import distributed
+from launcher import distributed, exchange
 from launcher.trainer.data import load_text
 from launcher.trainer.parallel import make_cpu_group
 world = distributed.init("gloo", 120)
@@ -35,6 +35,7 @@ for name in ("same", "differs", "missing", "empty", ""):
         seen[name] = [bytes(text[:20]).decode("latin-1"), len(text), digest]
     except Exception as error:
         seen[name] = f"{type(error).__name__}: {error}"
+seen["gathered"] = exchange.gather("x" * (100 * world.rank + 1)) == ["x", "x" * 101, "x" * 201]
 seen["mapped"] = [name for name in ("same", "differs") if f"node{world.rank}/{name}" in open("/proc/self/maps").read()]
 print(json.dumps(seen), flush=True)
 distributed.leave(0)
@@ -113,6 +114,7 @@ def test_ranks_without_the_same_text_get_it_from_rank_0(starter: Any, tmp_path: 
     assert [one["missing"] for one in seen] == ["ConfigError: missing: No such file or directory on rank 0's host"] * 3
     assert [one["empty"] for one in seen] == ["ConfigError: empty: an empty file"] * 3
     assert seen[0][""] == seen[2][""]
+    assert [one["gathered"] for one in seen] == [True] * 3  # values of different sizes
     assert [one["mapped"] for one in seen] == [["same", "differs"], ["same"], ["same"]]
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,7 @@ from bench.gpu.faults import GPU_FULL, HOST_FULL, SHARED
 from bench.gpu.hardware import Gpu, Hardware
 from bench.gpu.part import NotRunError, Outcome, Part, PartError, Verdict
 from bench.gpu.table import PARTS, report_part, run_part
-from bench.gpu.trial import AS_HOST, Trial
+from bench.gpu.trial import Trial
 from launcher.diagnosis.signatures import SIGNATURES
 
 ROOT = Path(__file__).parents[3]
@@ -40,22 +37,6 @@ def fail(error: Exception) -> Callable[[Trial], Outcome]:
         raise error
 
     return run
-
-
-def test_ranks_share_a_gpu_only_where_there_are_too_few(tmp_path: Path) -> None:
-    two, one, none = (Trial(tmp_path, known(gpus), gpus, 0.0) for gpus in (2, 1, 0))
-    assert two.side_by_side(2, "a.py") == ["--gpus", "2", "a.py"]
-    assert one.side_by_side(2, "a.py") == ["--nproc", "2", "--cpu", AS_HOST, "a.py"]
-    assert none.side_by_side(2, "a.py") == ["--nproc", "2", "--cpu", "a.py"]
-
-
-def test_each_rank_on_a_shared_gpu_is_a_host_of_its_own() -> None:
-    shown = (
-        "import os; print(*(os.environ.get(name) for name in ('LOCAL_RANK', 'NCCL_HOSTID', 'CUDA_VISIBLE_DEVICES')))"
-    )
-    env = {**os.environ, "RANK": "3", "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, AS_HOST, "-c", shown], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "0 host3 None\n"
 
 
 @pytest.mark.parametrize("pattern", [GPU_FULL, HOST_FULL, SHARED])

@@ -45,30 +45,26 @@ def unmeasured(text: str, claimed: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("now", "spread", "before", "said"),
+    ("claim", "now", "before", "machine", "said"),
     [
-        (1.09, 0.0, 1.0, "ok"),  # a median is known to 5 %, and so is the record's
-        (1.11, 0.0, 1.0, "WORSE"),
-        (1.45, 0.36, 1.10, "WORSE"),  # turns that are far apart excuse nothing
-        (3.01, 0.36, 3.0, "OVER THE LIMIT"),  # however far apart the turns are
-        (0.5, 0.0, 1.0, "ok"),
+        (RATIO, row(1.09), row(1.0), MACHINE, "ok"),  # a median is known to 5 %, and so is the record's
+        (RATIO, row(1.11), row(1.0), MACHINE, "WORSE"),
+        (RATIO, row(1.45, 0.36), row(1.10), MACHINE, "WORSE"),  # turns that are far apart excuse nothing
+        (RATIO, row(3.01, 0.36), row(3.0), MACHINE, "OVER THE LIMIT"),  # however far apart the turns are
+        (RATIO, row(0.5), row(1.0), MACHINE, "ok"),
+        # A record that isn't tight leaves the limit.
+        (RATIO, row(2.9), row(1.0, 0.06), MACHINE, "ok"),
+        (RATIO, row(3.1), row(1.0, 0.06), MACHINE, "OVER THE LIMIT"),
+        # Seconds are compared on the same machine only.
+        (SECONDS, row(2.0), row(1.0), MACHINE, "WORSE"),
+        (SECONDS, row(1.5), row(1.0), MACHINE, "ok"),  # nobody feels it
+        (SECONDS, row(2.0), row(1.0), "another", "ok"),
+        (SECONDS, row(4.0), row(1.0), "another", "OVER THE LIMIT"),
+        (RATIO, row(2.0), row(1.0), "another", "WORSE"),
     ],
 )
-def test_worse_by_more_than_the_noise(now: float, spread: float, before: float, said: str) -> None:
-    assert record.judge(RATIO, row(now, spread), row(before), MACHINE) == said
-
-
-def test_a_record_that_is_not_tight_leaves_the_limit() -> None:
-    assert record.judge(RATIO, row(2.9), row(1.0, spread=0.06), MACHINE) == "ok"
-    assert record.judge(RATIO, row(3.1), row(1.0, spread=0.06), MACHINE) == "OVER THE LIMIT"
-
-
-def test_seconds_are_compared_on_the_same_machine_only() -> None:
-    assert record.judge(SECONDS, row(2.0), row(1.0), MACHINE) == "WORSE"
-    assert record.judge(SECONDS, row(1.5), row(1.0), MACHINE) == "ok"  # nobody feels it
-    assert record.judge(SECONDS, row(2.0), row(1.0), "another") == "ok"
-    assert record.judge(SECONDS, row(4.0), row(1.0), "another") == "OVER THE LIMIT"
-    assert record.judge(RATIO, row(2.0), row(1.0), "another") == "WORSE"
+def test_worse_by_more_than_the_noise(claim: Claim, now: Row, before: Row, machine: str, said: str) -> None:
+    assert record.judge(claim, now, before, machine) == said
 
 
 def test_a_missing_row_is_an_error_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,17 +99,6 @@ def test_a_name_with_a_newline_forges_no_line(tmp_path: Path) -> None:
     )
 
 
-def test_root_obeys_no_file_of_a_user(tmp_path: Path) -> None:
-    file = tmp_path / "launcher.toml"
-    file.touch()
-    entries = {file: ANN}
-
-    def read_stat(path: Path) -> os.stat_result:
-        return os.stat_result((0o755, 0, 0, 0, entries.get(path, 0), 0, 0, 0, 0, 0))
-
-    assert find_other_writer(file, 0, read_stat=read_stat) == f"{file} belongs to uid {ANN}"
-
-
 @pytest.mark.parametrize(
     ("primary", "name", "members", "is_alone"),
     [
@@ -179,14 +168,6 @@ def test_a_symlink_counts_where_it_leads_and_where_it_lies(launch: Launch, folde
     shared.chmod(0o755)
     folder.chmod(0o777)
     assert launch("hosts")[2] == said.replace(str(shared), str(folder))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_somebody_else_is_refused(launch: Launch, folder: Path) -> None:
-    (folder / "launcher.toml").write_text('ssh-config = "theirs"\n')
-    os.chown(folder / "launcher.toml", EVE, EVE)
-    said = f"launch: launcher.toml is not used: {folder}/launcher.toml belongs to uid {EVE}\n"
-    assert launch("exec", "--hosts", "b", "--", "true") == (EXIT_USAGE, "", said + remedy("launcher.toml"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

@@ -122,11 +122,6 @@ def test_launcher_toml_may_say_no(repository: Path) -> None:
     assert tree_of("--sync", "train.py").links == (Link("data", "/mnt", may_make=False),)
 
 
-def test_the_command_line_wins_over_launcher_toml(repository: Path) -> None:
-    (repository / "launcher.toml").write_text('sync = "sub"\n')
-    assert tree_of("--sync=.", "train.py").root == str(repository)
-
-
 def test_a_symbolic_link_to_the_directory(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both names of the live directory are moved to the tree, as an editable install may have either."""
     (tmp_path / "again").symlink_to(repository)
@@ -205,6 +200,11 @@ WRONG = [
         "the working directory 'data/deep' isn't sent: the hosts have a link to ~/proj/data",
         "cd to another directory of {root}",
     ),
+    (
+        ".", "--sync --workdir /srv trian.py",
+        "the script 'trian.py' isn't among the files that are sent; left out: data/ (git-ignored); "
+        "did you mean 'train.py'?", "correct its path",
+    ),
     (".", "--sync=none train.py", "{root}/none is not a directory", "name the directory that contains the code"),
 ]  # fmt: skip
 
@@ -221,15 +221,6 @@ def test_a_script_that_isn_t_sent(
         return
     assert (code, out) == (EXIT_USAGE, "")
     assert err == f"launch: {text}\n  fix: {fix}\n".format(root=repository)
-
-
-def test_a_script_that_is_nowhere(launch: Launch) -> None:
-    code, _, err = launch(*PLAN, "--sync", "--workdir", "/srv", "trian.py")
-    assert (code, err) == (
-        EXIT_USAGE,
-        "launch: the script 'trian.py' isn't among the files that are sent; did you mean 'train.py'?\n"
-        "  fix: correct its path\n",
-    )
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------

@@ -46,7 +46,10 @@ def texts(lines: list[LogLine]) -> list[bytes]:
     return [line.text for line in lines]
 
 
-@given(pieces=st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), st.binary(max_size=40)), max_size=20))
+BYTES = st.binary(max_size=40) | st.text(st.sampled_from("ab\n\r"), max_size=40).map(str.encode)
+
+
+@given(pieces=st.lists(st.tuples(st.sampled_from([STDOUT, STDERR]), BYTES), max_size=20))
 def test_a_rank_gets_its_bytes_back(tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, bytes]]) -> None:
     folder = tmp_path_factory.mktemp("logs")
     first, second = write_logs(folder, Clock())
