@@ -11,10 +11,12 @@ import click
 
 from launcher.cli.answer import conclude, find_doing, is_running
 from launcher.cli.error_lines import find_asker, own_streams, show_error, tell
+from launcher.cli.fetch import fetch_logs
 from launcher.cli.find_run import ControllerLost, carry_out, find_run, run_there
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.request import AS_JSON, RUN, RUN_PLACE
 from launcher.errors import LauncherError
+from launcher.output.console import dated
 from launcher.output.log_reader import Choice, LogPrinter, RunLogs, as_objects, as_shown, follow
 from launcher.runs.run_list import ListedRun
 
@@ -29,8 +31,6 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
 
     Ctrl-C leaves, and the run continues. Ctrl-\\ shows the Python stacks of its ranks. The exit code is the run's.
     """
-    from launcher.cli.fetch import fetch_logs
-
     found = find_run(run, controller, ssh_config)
     if find_asker() is None:
         signal.signal(signal.SIGQUIT, lambda *_: carry_out(found, "stacks"))
@@ -88,6 +88,4 @@ def attach(run: ListedRun, *, as_json: bool = False, host: str | None = None) ->
 
 def _emit(event: str, run: ListedRun, **values: object) -> None:
     """Print an object of --json about a run."""
-    from launcher.output.console import dated  # whose imports take long
-
     print(json.dumps(dated(event, run=run.id, name=run.name, **values)), flush=True)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import click
 
+from launcher.errors import HostFailure, LauncherError
 from launcher.output.output_streams import OutputStreams, describe_error, find_streams
 from launcher.output.output_streams import tell as tell
-
-if TYPE_CHECKING:
-    from launcher.errors import HostFailure, LauncherError
 
 
 def find_asker() -> OutputStreams | None:

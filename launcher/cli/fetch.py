@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -21,22 +20,21 @@ from launcher.cli.find_run import (
     read_record,
     unreadable,
 )
+from launcher.cli.host_choice import choose_way, make_opener, open_this_machine
 from launcher.cli.options.command import Command, gather, is_chosen
 from launcher.cli.options.completion import complete_files
 from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.request import LOG_DIR, RUN, RUN_PLACE, SIZE, Option
-from launcher.cli.repetition import read_origin, read_version
+from launcher.cli.repetition import read_origin, read_reach, read_version
 from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageError
 from launcher.escapes import listed_names
+from launcher.hosts.host import Host
 from launcher.hosts.ranges import shown
 from launcher.runs.run_list import LISTING, ListedRun, RemoteRun, RunList
 from launcher.session.settings import loader_pythons
-from launcher.transports.base import TransportError
+from launcher.sync.kept_code import read_listing, write_tree
+from launcher.transports.base import Transport, TransportError
 from launcher.wording import count, size
-
-if TYPE_CHECKING:
-    from launcher.hosts.host import Host
-    from launcher.transports.base import Transport
 
 _MOST_LOG_BYTES = 64 << 30
 _LOGS = ("run.json", "launch.log", "node_*.log", "samples.jsonl", "stacks-*.txt", "files", "bisection")
@@ -146,9 +144,6 @@ class _Login:
 
 def _log_in(found: ListedRun | RemoteRun, names: Sequence[str]) -> list[_Login]:
     """Return how these hosts are reached: as the run reached them, whatever the controller's host says of that."""
-    from launcher.cli.host_choice import choose_way, make_opener, open_this_machine
-    from launcher.cli.repetition import read_reach
-
     hosts, settings, python = read_reach(RunList.of_user(os.environ), found.id)
     if unknown := [name for name in names if name not in hosts]:
         raise LauncherError(f"run {found.id} was started without {listed_names(unknown)}", "copy its files with scp")
@@ -213,8 +208,6 @@ def _fetch_code(run_id: str, folder: Path) -> int:
 
 
 def _copy_tree(run_id: str, listing: bytes, folder: Path) -> int:
-    from launcher.sync.kept_code import read_listing, write_tree
-
     entries = read_listing(listing)
     try:
         lacking = write_tree(entries, folder, os.environ)

@@ -15,13 +15,16 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from launcher.cli.answer import ASK, answer, find_value
 from launcher.cli.error_lines import describe_lost, find_asker, own_streams, tell
+from launcher.cli.host_choice import choose_opener
+from launcher.cli.repetition import read_typed, write_options
 from launcher.concurrency import start_thread
+from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.errors import (
     EXIT_UNREACHABLE,
     HostFailure,
@@ -31,6 +34,7 @@ from launcher.errors import (
 )
 from launcher.escapes import one_line
 from launcher.forms import load_json
+from launcher.hosts.hostfiles import parse_hosts
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
@@ -46,11 +50,9 @@ from launcher.runs.run_list import (
     name_runs,
 )
 from launcher.runs.run_rows import RunRow, make_row, read_row
+from launcher.session.settings import loader_pythons
+from launcher.transports.base import Transport, TransportError, TransportSettings, failure_of
 from launcher.wording import age
-
-if TYPE_CHECKING:
-    from launcher.controller.remote_launcher import RemoteLauncher
-    from launcher.transports.base import Transport
 
 CONNECT_TIMEOUT_S = 10.0
 _AT_ONCE_S = 2.0  # for the next host to answer, before it is said who is waited for
@@ -102,8 +104,6 @@ def run_there(found: RemoteRun, *, is_of_a_run: bool = False) -> int:
 
     is_of_a_run: the output is, see RemoteLauncher.copy_output. Raise UnknownRunError if the host knows nothing of it.
     """
-    from launcher.cli.repetition import read_typed, write_options
-
     command = click.get_current_context().command
     typed = {name: value for name, value in read_typed().options.items() if name not in ("controller", "ssh_config")}
     words = (str(command.name), found.id, f"--controller={found.way.name}", *write_options(command, typed))
@@ -219,8 +219,6 @@ class ControllerLost(LauncherError):
 @contextlib.contextmanager
 def _asking(way: Way, run: RemoteRun | None = None) -> Iterator[RemoteLauncher]:
     """Yield this package's code, running where the way leads; raise ControllerLost. run: what is asked about."""
-    from launcher.transports.base import TransportError
-
     try:
         with contextlib.closing(_prepare(way)()) as launcher:
             yield launcher
@@ -292,8 +290,6 @@ def read_rows_of(hosts: str, ssh_config: Path | None) -> tuple[list[RunRow], lis
 
 def _read_ways(hosts: str, source: str, ssh_config: Path | None) -> list[Way]:
     """Return the ways to these hosts; source: the option that names them."""
-    from launcher.hosts.hostfiles import parse_hosts
-
     config = str(ssh_config.absolute()) if ssh_config is not None else None
     named = parse_hosts(hosts, source, are_logins=True)
     return [Way(host.name, host.user, host.port, ssh_config=config) for host in named]
@@ -332,8 +328,6 @@ def _begin_to_ask(way: Way, answers: _Answers) -> None:
 
 def _try_for_rows(way: Way, connect: Callable[[], RemoteLauncher], answers: _Answers) -> None:
     """Put the rows of a host, or why there are none: whoever waits must get something."""
-    from launcher.transports.base import failure_of
-
     try:
         with contextlib.closing(connect()) as launcher:
             answers.put((way, _ask_rows(launcher)))
@@ -358,9 +352,6 @@ def read_answer(data: bytes) -> list[RunRow]:
 
 def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
     """Return what connects, which any thread may do."""
-    from launcher.controller.remote_launcher import RemoteLauncher
-    from launcher.session.settings import loader_pythons
-
     transport, pythons = open_way(way), loader_pythons(way.python)
     return lambda: RemoteLauncher(transport, way.host, pythons, CONNECT_TIMEOUT_S)
 
@@ -368,9 +359,6 @@ def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
 @functools.cache
 def open_way(way: Way) -> Transport:
     """Return the transport to the host that controls a run, one for all its logins."""
-    from launcher.cli.host_choice import choose_opener
-    from launcher.transports.base import TransportSettings
-
     settings = TransportSettings(way.transport, Path(way.ssh_config) if way.ssh_config else None, silence_s=0.0)
     open_transport = choose_opener(settings, [way.host], python=way.python)
     return open_transport([way.host], lambda text: None)

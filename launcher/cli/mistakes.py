@@ -20,6 +20,7 @@ from click.core import ParameterSource
 
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND
 from launcher.cli.options.command import TYPED_WORDS
+from launcher.cli.options.launcher_toml import find_source
 from launcher.cli.options.request import NAME_HOSTS, OPTIONS
 from launcher.errors import UsageError
 from launcher.job.job import TRAINER_MODULE
@@ -204,8 +205,6 @@ def explain(error: click.ClickException, words: Sequence[str]) -> UsageError:
 
 def _find_file(error: click.BadParameter, context: click.Context | None) -> str | None:
     """Return the file that a wrong value comes from; None if it was typed."""
-    from launcher.cli.options.launcher_toml import find_source
-
     name = str(error.param.name) if error.param is not None else ""
     if context is None or context.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
         return None

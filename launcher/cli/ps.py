@@ -10,18 +10,20 @@ import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.error_lines import tell
+from launcher.cli.find_run import find_run, read_record, read_rows, read_rows_of, read_state
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.completion import complete_hosts, complete_runs
 from launcher.cli.options.request import AS_JSON, RUN_PLACE, Option
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
-
-if TYPE_CHECKING:
-    from launcher.runs.run_rows import RunRow
+from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
+from launcher.runs.run_rows import RunRow
+from launcher.runs.run_state import fold_briefly
+from launcher.wording import age, lay_out
 
 _SHOWN = 20
 _MOST_CELL = 60
@@ -50,9 +52,6 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
 
     The state is looked up, on the controller hosts too: a run whose launch was killed isn't listed as running.
     """
-    from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import read_rows, read_rows_of
-
     if forget is not None:
         return _forget(forget)
     rows, unreached = read_rows() if hosts is None else read_rows_of(hosts, ssh_config)
@@ -74,10 +73,6 @@ def command(*, all_runs: bool, hosts: str | None, ssh_config: Path | None, forge
 
 def _forget(word: str) -> int:
     """Remove a run from the list of this machine; raise UsageError if it may live, exit with 69 if its host is away."""
-    from launcher.cli.error_lines import tell
-    from launcher.cli.find_run import find_run, read_record, read_state
-    from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
-
     found = find_run(word)
     row = read_state(found)
     if row.state in ("starting", "running"):
@@ -98,8 +93,6 @@ def _forget(word: str) -> int:
 
 def _print_table(rows: list[RunRow]) -> None:
     """Print the runs; on a terminal the last line of each is cut, and nothing that is typed again."""
-    from launcher.wording import lay_out
-
     own = [("run", "name", "state", "age", "where", "nodes"), *map(_describe, rows)]
     lines = [f"{line}  " for line in lay_out([[*cells, "|"] for cells in own])]
     width = len(lines[0]) - len("|  ")
@@ -113,8 +106,6 @@ def _print_table(rows: list[RunRow]) -> None:
 
 def _describe(row: RunRow) -> list[str]:
     """Return the cells of a row but the last one; a host may have sent it."""
-    from launcher.wording import age
-
     place = "here" if row.controller == socket.gethostname() else str(row.controller)
     own = (row.run, row.name or "", row.describe(), age(row.age_s), place)
     return [one_line(cell, _MOST_CELL) for cell in (*own, _describe_size(row))]
@@ -122,8 +113,6 @@ def _describe(row: RunRow) -> list[str]:
 
 def _describe_size(row: RunRow) -> str:
     """Return `2 x 8 gpu[1-2]` for two hosts with eight ranks each; `-` before its ranks started."""
-    from launcher.runs.run_state import fold_briefly
-
     sizes = row.nodes
     if not sizes:
         return "-"

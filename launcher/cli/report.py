@@ -8,7 +8,9 @@ import click
 
 from launcher.cli.find_run import ask_value, find_run
 from launcher.cli.options.command import Command, gather
+from launcher.cli.options.file_owners import refuse_strange_folder
 from launcher.cli.options.request import FILE, RUN, RUN_PLACE, Option
+from launcher.cli.report_page.contents import collect_contents, read_contents
 from launcher.errors import LauncherError, UsageError
 from launcher.private_files import replace_private
 from launcher.runs.run_list import ListedRun, RemoteRun
@@ -25,7 +27,6 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
     The page is one HTML file, which loads nothing: report.html among the logs, or logs/RUN-report.html of a run whose
     logs are on another machine.
     """
-    from launcher.cli.report_page.contents import collect_contents, read_contents
     from launcher.cli.report_page.page import write_page
 
     found = find_run(run, controller, ssh_config)
@@ -41,8 +42,6 @@ def command(*, run: str | None, output: Path | None, controller: str | None, ssh
 
 
 def _choose_path(run: ListedRun | RemoteRun) -> Path:
-    from launcher.cli.options.file_owners import refuse_strange_folder
-
     if isinstance(run, ListedRun):
         return run.folder / "report.html"
     folder = Path("logs")

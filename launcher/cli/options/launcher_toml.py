@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from launcher.cli.error_lines import tell
 from launcher.cli.options.file_owners import find_other_writer, show_path
 from launcher.cli.options.request import FILE, KEYS, SCRIPT, Option, Place
 from launcher.errors import UsageError
@@ -53,8 +54,6 @@ def find_source(name: str) -> Defaults | None:
 
 def use_defaults(ctx: click.Context, _: click.Parameter, named: Path | None) -> Path | None:
     """Set a command's defaults, as the callback of --config, and print which file they come from."""
-    from launcher.cli.error_lines import tell
-
     # A file that is named is read whoever wrote it and wherever it is.
     found = _find_file() if named is None else _read(named, show_path(named))
     if found is None:
