@@ -2,7 +2,7 @@
 
 It is started by posix_spawn or vfork, never by a plain fork: this process may have threads, or CUDA. It has a session
 of its own, so a Ctrl-C in a terminal or of Jupyter reaches it once, from whoever started it; and if this process is
-killed, it ends its run (launcher/cli/owner.py).
+killed, it ends its run (`end_with` in launcher/cli/main.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.api.values import Line, make_error, read_error
-from launcher.cli.owner import OWNER
+from launcher.cli.main import OWNER
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
 

@@ -11,13 +11,13 @@ import click
 
 from launcher.cli import repetition
 from launcher.cli.command_table import COMMANDS, load_command
-from launcher.cli.error_lines import tell
 from launcher.cli.find_run import find_run, read_state
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.request import DRY_RUN, Option
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
+from launcher.output.output_streams import tell
 from launcher.runs.run_list import LISTING, RunList
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import click
 
 from launcher.cli.answer import conclude, find_doing, is_running
-from launcher.cli.error_lines import find_asker, own_streams, show_error, tell
 from launcher.cli.fetch import fetch_logs
-from launcher.cli.find_run import ControllerLost, carry_out, find_run, run_there
+from launcher.cli.find_run import ControllerLost, carry_out, find_asker, find_run, own_streams, run_there
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.request import AS_JSON, RUN, RUN_PLACE
 from launcher.errors import LauncherError
 from launcher.output.console import dated
 from launcher.output.log_reader import Choice, LogPrinter, RunLogs, as_objects, as_shown, follow
+from launcher.output.output_streams import describe_error, tell
 from launcher.runs.run_list import ListedRun
 
 _LAST_LINES = 20
@@ -44,7 +44,7 @@ def command(*, run: str | None, controller: str | None, ssh_config: Path | None,
     try:
         fetch_logs(found, Path("logs"), is_chosen=False)
     except ControllerLost as error:
-        show_error(error)
+        tell(describe_error(error))
     except LauncherError as error:
         tell(f"launch: {error.message}; fix: launch fetch --log-dir DIR")
     except click.exceptions.Exit:

@@ -12,14 +12,13 @@ import signal
 
 import click
 
-from launcher.cli.error_lines import tell
 from launcher.cli.options.command import is_on_command_line
 from launcher.cli.options.request import Request
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError, UsageError
 from launcher.output.console import Console
 from launcher.output.log_writer import redirect_streams
-from launcher.output.output_streams import Style
+from launcher.output.output_streams import Style, tell
 from launcher.output.run_folder import RunRecord
 
 _KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # the terminal sends them to the child as well

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.error_lines import show_error, tell, tell_lost
 from launcher.cli.file_receiver import Wish, fetch_files, refuse_pattern
 from launcher.cli.find_run import (
     CONNECT_TIMEOUT_S,
@@ -18,6 +17,7 @@ from launcher.cli.find_run import (
     find_run,
     open_way,
     read_record,
+    tell_lost,
     unreadable,
 )
 from launcher.cli.host_choice import choose_way, make_opener, open_this_machine
@@ -30,6 +30,7 @@ from launcher.errors import EXIT_FAILED, EXIT_UNREACHABLE, LauncherError, UsageE
 from launcher.escapes import listed_names
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import shown
+from launcher.output.output_streams import describe_error, tell
 from launcher.runs.run_list import LISTING, ListedRun, RemoteRun, RunList
 from launcher.session.settings import loader_pythons
 from launcher.sync.kept_code import read_listing, write_tree
@@ -123,7 +124,7 @@ def _fetch_paths(
         try:
             code = _copy(login, wish, log_dir / f"{found.id}-fetched" / login.host.name, again)
         except LauncherError as error:  # the other hosts may have theirs
-            show_error(error)
+            tell(describe_error(error))
             code = error.exit_code
         worst = worst or code
     return worst

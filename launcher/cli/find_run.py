@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import click
 
 from launcher.cli.answer import ASK, answer, find_value
-from launcher.cli.error_lines import describe_lost, find_asker, own_streams, tell
 from launcher.cli.host_choice import choose_opener
 from launcher.cli.repetition import read_typed, write_options
 from launcher.concurrency import start_thread
@@ -38,6 +37,7 @@ from launcher.hosts.hostfiles import parse_hosts
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.output.lines import STDERR
+from launcher.output.output_streams import OutputStreams, find_streams, tell
 from launcher.runs.run_json import RunJson, read_run_json
 from launcher.runs.run_list import (
     ListedRun,
@@ -60,6 +60,17 @@ _MOST_LINE_BYTES = 16_000_000
 _MOST_SAID = 2000
 _TakenT = TypeVar("_TakenT")
 _Answers = SimpleQueue[tuple[Way, "list[RunRow] | HostFailure"]]
+
+
+def find_asker() -> OutputStreams | None:
+    """Return the streams of the `launch` on another machine that runs this command here; None: the user does."""
+    context = click.get_current_context(silent=True)
+    return context.find_object(OutputStreams) if context is not None else None
+
+
+def own_streams() -> OutputStreams:
+    """Return the streams where the output of this command is shown."""
+    return find_asker() or find_streams(os.environ)
 
 
 def find_run(word: str | None, controller: str | None = None, ssh_config: Path | None = None) -> ListedRun | RemoteRun:
@@ -204,6 +215,18 @@ def _describe_unknown(run: RemoteRun) -> UnknownRunError:
         text += f"; what launch ps saw last: {run.row.state}, {run.row.last_line}"
     clean = "" if run.row is not None else "stop what is left of it with launch clean --hosts LIST; "
     return UnknownRunError(text, f"{clean}remove it from the list with launch ps --forget {run.id}")
+
+
+def tell_lost(failure: HostFailure, known: str = "") -> None:
+    """Say that a host could not be asked, as describe_lost has it."""
+    tell(f"launch: {describe_lost(failure, known)}")
+
+
+def describe_lost(failure: HostFailure, known: str = "") -> str:
+    """Return that a host could not be asked; known: what to say of the run instead of that nothing is known."""
+    lines = [f"{failure.host}: {failure.text}", f"  fix: {failure.fix}" if failure.fix else ""]
+    known = known or "launch: whether the run continues is unknown here; see launch ps"
+    return "\n".join([*filter(None, lines), known])
 
 
 class ControllerLost(LauncherError):

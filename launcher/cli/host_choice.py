@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.error_lines import tell
 from launcher.cli.options.command import is_chosen, is_on_command_line, name_source
 from launcher.cli.options.request import HERE, Request
 from launcher.errors import UsageError
@@ -26,6 +25,7 @@ from launcher.hosts.ranges import fold_names, name_key
 from launcher.job.job import Job
 from launcher.job.slurm_allocation import read_allocation, refuse_tasks
 from launcher.job.variables import refuse_rank
+from launcher.output.output_streams import tell
 from launcher.transports.base import TransportSettings
 from launcher.transports.registry import FABRIC, TransportEntry, choose_transport
 from launcher.wording import count

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from launcher.cli.answer import is_running
-from launcher.cli.error_lines import own_streams, tell
-from launcher.cli.find_run import find_run, run_there
+from launcher.cli.find_run import find_run, own_streams, run_there
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.request import AGO, RUN, RUN_PLACE, Option
 from launcher.errors import EXIT_FAILED
 from launcher.output.log_reader import Choice, LogPrinter, RunLogs, as_logged, as_written, find_since
 from launcher.output.log_reader import follow as keep_printing
+from launcher.output.output_streams import tell
 from launcher.runs.run_list import RemoteRun
 
 _NUMBER = click.IntRange(min=0)

@@ -5,12 +5,15 @@ Commands are imported only when they are called, so `launch --help` is quick.
 
 from __future__ import annotations
 
+import atexit
 import errno
+import json
 import os
 import pwd
 import signal
 import sys
 from collections.abc import MutableMapping
+from dataclasses import asdict
 from typing import NoReturn
 
 import click
@@ -18,12 +21,14 @@ from click.shell_completion import CompletionItem
 
 from launcher import __version__
 from launcher.cli.command_table import COMMANDS, DEFAULT_COMMAND, EXAMPLES, GROUPS, load_command
-from launcher.cli.error_lines import show_error
-from launcher.cli.owner import end_with, find_owner, report_error
-from launcher.errors import LauncherError, UsageError
+from launcher.errors import ChecksFailed, HostsUnreachable, LauncherError, UsageError
+from launcher.output.output_streams import describe_error, tell
 
 # Where getpass.getuser looks, before it asks passwd.
 _USER_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+# Of the environment: the process id of the Python program that has called `launcher.launch`, our parent.
+OWNER = "LAUNCH_OWNER"
+_OWNER_LOOK_S = 0.2
 
 
 class CommandGroup(click.Group):
@@ -135,7 +140,7 @@ def _call(command: click.Command, name: str, arguments: list[str]) -> None:
 def _end_with_error(error: LauncherError, owner: int | None) -> NoReturn:
     if owner is not None:
         report_error(error)
-    show_error(error)
+    tell(describe_error(error))
     sys.exit(error.exit_code)
 
 
@@ -166,3 +171,46 @@ def complete_environment(environ: MutableMapping[str, str]) -> None:
         environ["HOME"] = environ.get("HOME") or "/"  # as a login and Docker do
         if not any(environ.get(name) for name in _USER_NAMES):
             environ["LOGNAME"] = f"uid{os.getuid()}"
+
+
+# ---- what a `launch` owes the Python program that started it: to end with it, and errors as values ------------------
+
+
+def find_owner(variables: MutableMapping[str, str]) -> int | None:
+    """Return the process that owns this one, and remove it from the environment, which others inherit."""
+    owner = variables.pop(OWNER, "")
+    return int(owner) if owner.isdecimal() else None
+
+
+def end_with(owner: int) -> None:
+    """Stop this process as SIGTERM does, once its owner is gone, however that ended.
+
+    A pipe would stay open in processes that the owner has forked. A timer needs no thread, which --detach can't have
+    before it forks, and is not the child's that then controls the run.
+    """
+
+    def look(*_: object) -> None:
+        if os.getppid() != owner:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _OWNER_LOOK_S, _OWNER_LOOK_S)
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # Python then restores the default, which ends the process
+
+
+def report_error(error: LauncherError) -> None:
+    """Print an error as the last object of stdout, with all that its exception has."""
+    from launcher.cli.find_run import ControllerLost
+    from launcher.output.console import dated
+
+    event = dated(
+        "error",
+        exit_code=error.exit_code,
+        shown=describe_error(error).removeprefix("launch: "),
+        message=error.message,
+        fix=error.fix,
+        unreachable=list(map(asdict, error.failures)) if isinstance(error, HostsUnreachable | ControllerLost) else [],
+        findings=[finding.as_record() for finding in error.findings] if isinstance(error, ChecksFailed) else [],
+    )
+    print(json.dumps(event), flush=True)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.error_lines import tell
 from launcher.cli.find_run import find_run, read_record, read_rows, read_rows_of, read_state
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.completion import complete_hosts, complete_runs
 from launcher.cli.options.request import AS_JSON, RUN_PLACE, Option
 from launcher.errors import EXIT_UNREACHABLE, UsageError
 from launcher.escapes import one_line
+from launcher.output.output_streams import tell
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
 from launcher.runs.run_rows import RunRow
 from launcher.runs.run_state import fold_briefly

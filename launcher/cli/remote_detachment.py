@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.cli.answer import ASK
 from launcher.cli.detachment import HINTS
-from launcher.cli.error_lines import tell, tell_lost
+from launcher.cli.find_run import tell_lost
 from launcher.cli.host_session import hold_session
 from launcher.cli.options.request import Request
 from launcher.cli.repetition import describe_origin, keep_origin, keep_version, name_continued
@@ -32,7 +32,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.job import Job
 from launcher.job.tree import Tree
 from launcher.output.console import dated
-from launcher.output.output_streams import find_streams
+from launcher.output.output_streams import find_streams, tell
 from launcher.preflight.findings import refuse_problems
 from launcher.runs import host_history
 from launcher.runs.code_version import find_code, find_version

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.command_table import DEFAULT_COMMAND, load_command
-from launcher.cli.error_lines import tell
 from launcher.cli.mistakes import part_words
 from launcher.cli.options.command import TYPED_WORDS
 from launcher.cli.options.launcher_toml import current_directory
@@ -33,6 +32,7 @@ from launcher.hosts.ranges import fold_names
 from launcher.job.job import DEFAULT_PROGRAM, TRAINER_MODULE, Job
 from launcher.job.tree import NAME_CHARACTERS
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
+from launcher.output.output_streams import tell
 from launcher.transports.base import TransportSettings
 from launcher.wording import count
 

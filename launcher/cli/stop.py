@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 
 from launcher.cli.answer import conclude, is_running
-from launcher.cli.error_lines import tell
 from launcher.cli.find_run import find_active_run, find_run, run_there
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.request import RUN, RUN_PLACE, Option
 from launcher.errors import UsageError
 from launcher.output.log_reader import LOOK_S
+from launcher.output.output_streams import tell
 from launcher.runs.run_list import ListedRun, RemoteRun
 from launcher.runs.run_state import Activity
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 
 from launcher.cli import runner
-from launcher.cli.error_lines import tell
 from launcher.cli.host_choice import choose_opener, open_this_machine, read_hosts
 from launcher.cli.job_request import read_activation
 from launcher.cli.options.command import Command, gather, is_on_command_line
@@ -41,6 +40,7 @@ from launcher.job.activation import find_active_env
 from launcher.job.job import Job, collectives_program
 from launcher.job.variables import forwarded
 from launcher.output.console import dated
+from launcher.output.output_streams import tell
 from launcher.preflight import load
 from launcher.preflight.findings import NOTE, PROBLEM
 from launcher.runs.culprits import SHORT, NoVerdictError, find_culprits

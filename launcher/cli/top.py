@@ -18,7 +18,6 @@ from typing import Any
 import click
 
 from launcher.cli.answer import is_running
-from launcher.cli.error_lines import tell
 from launcher.cli.find_run import find_active_run, find_run, take_samples
 from launcher.cli.free import look
 from launcher.cli.host_session import act_on_hosts
@@ -32,7 +31,7 @@ from launcher.job.facts import BoxClaim, GpuSample, GpuUse, HostSample, NodeFact
 from launcher.node import messages
 from launcher.output.console import Console
 from launcher.output.lines import STDERR
-from launcher.output.output_streams import Line
+from launcher.output.output_streams import Line, tell
 from launcher.runs.odd_gpus import INTERVAL_S, OddWatch, Samples
 from launcher.runs.run_list import ListedRun, RemoteRun
 from launcher.runs.run_state import Activity

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from launcher.cli.error_lines import tell
 from launcher.cli.job_request import local_workdir, resolve_workdir
 from launcher.cli.options.launcher_toml import current_directory
 from launcher.cli.options.request import Request
@@ -16,6 +15,7 @@ from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
 from launcher.job.job import Job, Program, ProgramKind
 from launcher.job.tree import Link, Tree
+from launcher.output.output_streams import tell
 from launcher.sync.launchignore import read_small
 from launcher.wording import nearest
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from launcher.cli.answer import conclude, find_doing, is_running
-from launcher.cli.error_lines import own_streams, tell
-from launcher.cli.find_run import find_run, run_there
+from launcher.cli.find_run import find_run, own_streams, run_there
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.completion import complete_runs
 from launcher.cli.options.request import RUN_PLACE
 from launcher.output.lines import STDERR
 from launcher.output.log_reader import LOOK_S
+from launcher.output.output_streams import tell
 from launcher.runs.run_list import ListedRun, RemoteRun, UnknownRunError
 
 

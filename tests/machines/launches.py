@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from launcher.cli.owner import OWNER
+from launcher.cli.main import OWNER
 from machines.patience import DEADLINE_S
 from machines.warm import WarmProcess, WarmPython, write_client
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 
-from launcher.cli.error_lines import tell
 from launcher.cli.options.file_owners import find_other_writer, show_path
 from launcher.cli.options.request import FILE, KEYS, SCRIPT, Option, Place
 from launcher.errors import UsageError
 from launcher.hosts.ranges import shown
+from launcher.output.output_streams import tell
 from launcher.wording import nearest
 
 _META = "launcher.defaults"
