@@ -19,7 +19,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.concurrency import start_thread
-from launcher.controller.orders import HUNG_UP, LEFT, LEFT_QUEUED, Control, LastLine, find_patience, read_in_time
+from launcher.controller.orders import (
+    GATHERED,
+    HUNG_UP,
+    LEFT,
+    LEFT_QUEUED,
+    LISTENING,
+    SIGNAL,
+    Control,
+    LastLine,
+    find_patience,
+    read_in_time,
+)  # fmt: skip
 from launcher.controller.rejoin import watch_agents
 from launcher.errors import UsageError
 from launcher.hosts.entering import already_inside
@@ -132,10 +143,10 @@ def _gather(hub: Hub, record: RunRecord, request: Control, silence_s: float) -> 
     Raise BrokenPipeError if the launch host has hung up.
     """
     addresses, port = [address for _, address in network.list_addresses()], hub.listen()
-    _send(messages.LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=port)
+    _send(LISTENING, run=record.run_id, host=socket.gethostname(), addresses=addresses, port=port)
     inbox = Inbox(partial(_give_up, record), silence_s)
     inbox.start()
-    _send(messages.GATHERED, missing=hub.wait_for_all(find_patience(request.job)))
+    _send(GATHERED, missing=hub.wait_for_all(find_patience(request.job)))
     inbox.wait_for_go()
     return addresses, port
 
@@ -163,7 +174,7 @@ class Inbox:
             for header, _ in decoder.feed(data):
                 if header["type"] == messages.GO:
                     self._may_go.set()
-                elif header["type"] == messages.SIGNAL and self._may_go.is_set() and header["number"] in _SIGNALS:
+                elif header["type"] == SIGNAL and self._may_go.is_set() and header["number"] in _SIGNALS:
                     os.kill(os.getpid(), header["number"])
         if not self._may_go.is_set():
             self._on_early_end()

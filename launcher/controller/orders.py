@@ -33,6 +33,9 @@ from launcher.transports.agents.credentials import Credentials
 _LENGTH_BYTES = 8
 _READ_BYTES = 4096
 GATHERING_S = 20.0  # for agents to dial, beyond the time for the connections of the launch host
+SIGNAL = "signal"  # launch host -> controller, besides GO: one that the user has sent with the keyboard
+LISTENING = "listening"  # controller -> launch host, for its agents; then all that have come, and which are missing
+GATHERED = "gathered"
 END = "end"
 LEFT = "left"  # once all ranks run
 LEFT_QUEUED = "left queued"

@@ -18,7 +18,7 @@ from typing import Any
 
 from launcher.concurrency import start_thread
 from launcher.controller.agent_start import await_answer, give_order, make_order, open_agent
-from launcher.controller.orders import Control, find_patience
+from launcher.controller.orders import GATHERED, LISTENING, SIGNAL, Control, find_patience
 from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.escapes import clean
@@ -122,7 +122,7 @@ class Planting:
         while True:
             kind, value = self._events.get()
             if kind == _SIGNAL:
-                self._launcher.send(messages.SIGNAL, number=value)
+                self._launcher.send(SIGNAL, number=value)
             elif kind == _OVER:
                 code: int | None = value
                 return code
@@ -167,11 +167,11 @@ class Planting:
                 said += data
                 continue
             for header, _ in decoder.feed(data):
-                if header["type"] == messages.LISTENING:
+                if header["type"] == LISTENING:
                     self.run_id = _check_id(header["run"], self._controller.name)
                     self._listening = header
                     self._is_listening.set()
-                elif header["type"] == messages.GATHERED:
+                elif header["type"] == GATHERED:
                     for name in header["missing"]:
                         self._events.put((_FAILED, _late(name)))
                     if not header["missing"]:

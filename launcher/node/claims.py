@@ -26,6 +26,7 @@ import re
 import socket
 import struct
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
@@ -136,12 +137,10 @@ def _address(name: Name) -> str:
 
 
 def _is_free(name: Name) -> bool:
-    with _open() as sock:
-        try:
-            sock.bind(_address(name))
-        except OSError:
-            return False
-    return True
+    with suppress(OSError), _open() as sock:
+        sock.bind(_address(name))
+        return True
+    return False
 
 
 class Held:
@@ -201,10 +200,8 @@ class Held:
                 uid, request = None, {}
             if self.on_taken is not None and uid == os.geteuid() and request.get("takes") == _identify(self.words):
                 self._release(name)
-            try:
+            with suppress(OSError):  # it has left
                 caller.send(json.dumps(self.words).encode())
-            except OSError:  # it has left
-                pass
         self._listen(name)
         if self.on_taken is not None and not self.sockets:
             self.on_taken()

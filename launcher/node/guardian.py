@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from launcher.node import messages
@@ -72,10 +73,8 @@ def _run_supervisor(
 
 
 def _forward(pid: int, number: int) -> None:
-    try:
+    with suppress(OSError):
         os.kill(pid, number)
-    except OSError:
-        pass
 
 
 def _wait_for(supervisor: int) -> int:
@@ -137,7 +136,5 @@ def _clean_up(nonce: str, handover_log: dict[str, Any], status: int, strangers: 
 
 
 def _say(nonce: str, message: bytes) -> None:
-    try:
+    with suppress(OSError):  # nobody reads stderr any more
         os.write(2, b"\n" + nonce.encode() + b" " + message)
-    except OSError:
-        pass  # nobody reads stderr any more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import marshal
 import os
 import time
+from contextlib import suppress
 from hashlib import sha256
 
 from launcher.node.archive import Archive
@@ -15,22 +16,18 @@ KEPT_S = 30 * 86400.0
 
 def keep(folder: str, name: str, archive: Archive) -> bytes:
     """Keep an archive and the bytecode that this Python makes of it, if that can be made and the disk takes it."""
-    try:
+    with suppress(OSError, SyntaxError):  # the disk takes nothing, or this Python is too old for a part of it
         _remove_older(folder, time.time() - KEPT_S)
         bytecode = {path: marshal.dumps(archive.compile(path)) for path in archive.files}
         data = marshal.dumps((archive.content, bytecode))
         _write(path_kept(folder, name), sha256(data).digest() + data)
-    except (OSError, SyntaxError):  # the disk takes nothing, or this Python is too old for a part of it
-        pass
     return b""
 
 
 def remove_all() -> bytes:
     """Remove all archives: what runs has its own in memory."""
-    try:
+    with suppress(OSError):  # there are none that may be used
         _remove_older(make_folder(), time.time() + KEPT_S)
-    except OSError:
-        pass  # there are none that may be used
     return b""
 
 
@@ -57,7 +54,5 @@ def _remove_older(folder: str, before: float) -> None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(OSError):  # another host was faster
         os.unlink(path)
-    except OSError:  # another host was faster
-        pass

@@ -22,7 +22,6 @@ KEPT_OUT = (".git", "launcher.toml", "pyproject.toml")  # what git or `launch` w
 PART = ".part"  # of the name that a file has while it is written on the launch host, after a "."
 _MOST_NAME_BYTES = 255 - len(".%s" % PART)  # of which every file system takes 255
 MAX_ADDRESSES = 4096  # of one node
-MAX_CLAIMED_GPUS = 1024  # of one box
 MAX_CLAIMS = 256  # of one box, in one answer
 MAX_SAMPLED_GPUS = 64  # of one host
 BEATS_PER_SILENCE = 2.5  # heartbeats in the time after which the other side counts as dead: two may be lost
@@ -95,18 +94,8 @@ END = "end"
 OUT = "out"
 ERR = "err"
 
-# launch host -> controller, besides GO
-SIGNAL = "signal"  # that the user has sent with the keyboard
-
-# controller -> launch host
-LISTENING = "listening"  # for its agents
-GATHERED = "gathered"  # all that have come, and which are missing
-
-PIECE_BYTES = 1 << 20  # of files, before compression
-PIECES_IN_TRANSIT = 4  # that one node has not taken yet
 MOST_WANTED = 4  # requests for code by one node: the listing, what it lacks, and twice what turned out to be damaged
 MOST_NAMES = 20  # of files of the code, in one answer
-MAX_WANTED_BYTES = 1 << 20  # a bit for each file of a tree
 AGENT_WINDOW_BYTES = 1 << 20  # of a channel's input, and of its output, that may be in transit
 AGENT_TOOK_BYTES = 1 << 18  # reported together
 

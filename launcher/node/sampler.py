@@ -11,6 +11,7 @@ import json
 import os
 import select
 import time
+from contextlib import suppress
 from typing import Any, Callable
 
 from launcher.node import messages, nvml
@@ -92,7 +93,10 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
         workers.drop_descriptors(fd)
         unread = select.poll()
         unread.register(fd, 0)  # POLLERR when no reader is left
-        gpus, host = _open_gpus(), HostReader(workdir)
+        gpus: list[nvml.Gpu] = []
+        with suppress(nvml.NvmlError):
+            gpus = nvml.list_gpus()
+        host = HostReader(workdir)
         due = processes_due = time.monotonic()
         while True:
             samples = [gpu.sample(index) for index, gpu in enumerate(gpus)]
@@ -111,13 +115,6 @@ def _sample_until_unread(fd: int, period_s: float, workdir: str, *, with_process
         os.write(fd, json.dumps({"host": None, "gpus": [], "error": text}).encode() + b"\n")
     finally:
         os._exit(0)
-
-
-def _open_gpus() -> list[nvml.Gpu]:
-    try:
-        return nvml.list_gpus()
-    except nvml.NvmlError:
-        return []
 
 
 class HostReader:

@@ -11,13 +11,12 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict
 
-from launcher.node import messages
+from launcher.node import messages, system
 from launcher.node.claims import ClaimHolder
 from launcher.node.code.code_process import CodeProcess
 from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
-from launcher.node.lease import Lease
-from launcher.node.loop import Loop
+from launcher.node.loop import Loop, Timer
 from launcher.node.processes import proc, run_folders, workers
 from launcher.node.processes.rank_start import RankStart
 from launcher.node.processes.ranks import HandoverLog, Ranks
@@ -32,6 +31,56 @@ Handler = Callable[[Dict[str, Any], bytes], object]
 
 _OF_CODE = (messages.LISTING, messages.PIECE)
 COALESCE_S = 0.002  # how long a writer's small pieces collect in its pipe, so that a flood takes few messages
+
+
+class Lease:
+    """The time for which a run continues without anything from the launcher; all that arrives renews it.
+
+    `on_expired` is called once, with the number of seconds since the end of the lease: this machine may have been
+    suspended. `clock` counts such times unless the launcher is suspended with it, on the same machine.
+    """
+
+    def __init__(self, loop: Loop, send_queue: SendQueue, on_expired: Callable[[float], object]) -> None:
+        """Begin the lease of a launcher that has not said yet how long it is."""
+        self.clock = system.boottime  # the launcher keeps running while this machine is suspended
+        self.silence_s = 15.0
+        self._loop = loop
+        self._send_queue = send_queue
+        self._on_expired = on_expired
+        self._heard_at = self.clock()
+        self._timer: Timer | None = None
+        self._check()
+
+    def renew(self) -> None:
+        """Note that something has come."""
+        self._heard_at = self.clock()
+
+    def grant(self, header: dict[str, Any]) -> bool:
+        """Take what PREPARE says of the lease, and begin to send beats; tell whether both machines sleep as one."""
+        self.silence_s = header["silence_s"]
+        sleeps_along = header.get("boot_id") is not None and header["boot_id"] == system.boot_id()
+        if sleeps_along:  # time in which both are suspended is not silence
+            self.clock = time.monotonic
+            self.renew()
+        self._loop.cancel(self._timer)
+        self._check()
+        self._beat()
+        return sleeps_along
+
+    def _check(self) -> None:
+        left = self._heard_at + self.silence_s - self.clock()
+        if left <= 0:
+            self._on_expired(-left)
+        else:
+            # The loop's timers stop while this machine is suspended, so check more than once per lease.
+            pause = min(left, self.silence_s / messages.BEATS_PER_SILENCE)
+            self._timer = self._loop.call_later(pause, self._check)
+
+    def _beat(self) -> None:
+        period = self.silence_s / messages.BEATS_PER_SILENCE
+        if time.monotonic() - self._send_queue.sent_at >= period * 0.9:
+            self._send_queue.send(messages.BEAT)
+        self._loop.call_later(period, self._beat)
 
 
 class Supervisor:
@@ -71,9 +120,7 @@ class Supervisor:
         self._decoder = messages.Decoder(max_header_bytes=1 << 30)
         self._send_queue = SendQueue(self._loop, lambda rank: rank in self._ranks.seen)
         self._ranks = Ranks(self._loop, self._send_queue, self._handover_log, self._owned, self._end_if_short)
-        self._responder = Responder(
-            self._loop, self._send_queue, self._ranks.set_torchrun, self._ranks.await_exit, keepers_fds[0]
-        )
+        self._responder = Responder(self._loop, self._send_queue, self._ranks, keepers_fds[0])
         self._lease = Lease(self._loop, self._send_queue, self._expire)
         self._ending = Ending(
             self._loop, self._send_queue, self._ranks, self._owned, guardian, lambda: self._lease.clock,

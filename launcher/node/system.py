@@ -6,6 +6,7 @@ import fcntl
 import os
 import pwd
 import time
+from contextlib import suppress
 
 # File systems of other machines.
 _REMOTE = {
@@ -92,10 +93,8 @@ def hold_lock(path: str, kind: int) -> None:
     kind: `fcntl.LOCK_SH` where several hold it, else `fcntl.LOCK_EX`. systemd-tmpfiles passes over a directory that is
     locked (https://systemd.io/TEMPORARY_DIRECTORIES); from /tmp it would remove one that is ten days old.
     """
-    try:
+    with suppress(OSError):  # a file system without locks
         fcntl.flock(os.open(path, os.O_RDONLY), kind | fcntl.LOCK_NB)  # never closed
-    except OSError:
-        pass  # a file system without locks
 
 
 def is_locked(path: str) -> bool | None:

@@ -15,6 +15,8 @@ from launcher.forms import AS_ROW, Address, Count, FormError, Most, Within, fiel
 from launcher.job.facts import BoxClaim, GpuSample, GpuUse, HostSample
 from launcher.node import messages
 
+_MAX_WANTED_BYTES = 1 << 20  # a bit for each file of a tree
+_MAX_CLAIMED_GPUS = 1024  # of one box
 LocalRank = Annotated[int, Within(0, 4095)]
 Port = Annotated[int, Within(0, 65535)]
 Age = Annotated[float, Within(0, 1e6)]  # seconds
@@ -54,13 +56,13 @@ _ROWS: Mapping[str, _Row] = {
                            "error": str | None, "probe_port": Port | None}, messages.ROUTE),
     messages.PROBED: _Row({"errors": list[str | None], "reverse_dns_s": Age | None}, messages.PROBE),
     messages.SHARED: _Row({"kernel": str | None, "levels": Annotated[list[Level | None], Most(2048)]}, messages.SHARE),
-    messages.WANTED: _Row({"needs_listing": bool}, most_bytes=messages.MAX_WANTED_BYTES),
+    messages.WANTED: _Row({"needs_listing": bool}, most_bytes=_MAX_WANTED_BYTES),
     messages.TOOK: _Row({}, messages.PIECE),
     messages.PLACED: _Row({"path": str, **dict.fromkeys(("wrong", "repaired", "empty", "moved"), FewTexts)}),
     messages.UNPLACED: _Row({"text": str, "is_disk": bool}),
     messages.PRUNED: _Row({"runs": Count, "bytes": Annotated[int, Within(0, 1 << 62)], "left": FewTexts}),
     messages.CLAIMED: _Row({"rivals": Annotated[list[BoxClaim], Most(messages.MAX_CLAIMS)], "error": str | None,
-                            "waits": bool, "taken": Annotated[list[Count], Most(messages.MAX_CLAIMED_GPUS)]},
+                            "waits": bool, "taken": Annotated[list[Count], Most(_MAX_CLAIMED_GPUS)]},
                            messages.CLAIM),
     messages.COLD: _Row({"reason": str}, messages.START),
     messages.STARTED: _Row({"local_rank": LocalRank, "pid": Count}),

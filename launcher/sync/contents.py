@@ -22,11 +22,12 @@ from launcher.escapes import one_line
 from launcher.job.tree import Tree
 from launcher.node.code import folders
 from launcher.node.code.listing import LINK, Entry, hash_file
-from launcher.node.messages import PIECE, PIECE_BYTES, encode
+from launcher.node.messages import PIECE, encode
 
 # The controller of a detached run reads what was sent to its host, where it may be removed before that is held.
 CHANGED_FIX = "try again when nothing writes to it and no launch clean --code runs, or exclude it in .launchignore"
 _MOST_CHARACTERS = 200  # of a path in a message
+PIECE_BYTES = 1 << 20  # of files, before compression
 _SAMPLE_BYTES = 64 << 10
 _WORTH_IT = 0.9  # of its size, to which a sample must shrink
 _MOST_KEPT = 16  # pieces

@@ -20,6 +20,7 @@ from launcher.sync.code_messages import progress_words
 from launcher.sync.contents import Contents, Pieces, find_wanted
 from launcher.wording import listed
 
+PIECES_IN_TRANSIT = 4  # that one node has not taken yet
 _MOST_NAMES = 3
 _CACHE_FIX = "free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
 _DISK_FIX = "look for a program that writes there, or for a damaged disk; launch clean --code removes it"
@@ -57,7 +58,7 @@ class _Node:
 
     answer: Event | None = None  # PLACED or UNPLACED: its last word
     has_asked: bool = False  # for contents
-    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(messages.PIECES_IN_TRANSIT))
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PIECES_IN_TRANSIT))
 
 
 class Delivery:

@@ -27,14 +27,14 @@ from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
 from launcher.job.tree import Link, Tree
 from launcher.node import messages
-from launcher.node.code import folders, proof
+from launcher.node.code import folders, listing
 from launcher.node.code.folders import Folder
-from launcher.node.messages import PIECES_IN_TRANSIT, encode
+from launcher.node.messages import encode
 from launcher.output.node_output import NodeOutput
 from launcher.session.session import Session
 from launcher.session.settings import Settings
 from launcher.session.signals import Interrupted
-from launcher.sync.delivery import Delivered, send_code
+from launcher.sync.delivery import PIECES_IN_TRANSIT, Delivered, send_code
 from launcher.sync.selection import select
 from launcher.sync.snapshot import take_snapshot
 from launcher.transports.base import Transport
@@ -167,7 +167,7 @@ def expect_whole(cache: Path) -> None:
     for path in (cache / "launch/trees").glob("[!.]*"):
         folder = Folder(str(path), folders.read_name(str(path)))
         assert folder.name
-        assert proof.find_wrong(folder.root, folder.read_entries()) == []
+        assert listing.find_wrong(folder.root, folder.read_entries()) == []
 
 
 # ---- all goes well --------------------------------------------------------------------------------------------------

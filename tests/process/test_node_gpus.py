@@ -225,7 +225,7 @@ def test_slow_gpus_are_waited_for_beyond_the_other_facts(
         monkeypatch.setattr(responder, "FACTS_TIMEOUT_S", timeout_s)
         fake("nvidia-smi", nvidia(f"sleep {timeout_s + 0.5}; " + say(LINE)))
         sent, loop = Sent(), Loop()
-        asked = responder.Responder(loop, sent, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
+        asked = responder.Responder(loop, sent, None, -1)  # type: ignore[arg-type]
         asked.gather_facts({"pythons": []}, {}, "")
         while not sent:
             loop.run_once()

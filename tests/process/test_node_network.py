@@ -298,7 +298,7 @@ def hang(*_: object, **__: object) -> None:  # a fake: a resolver that does not 
 def answer_here(ask: Callable[[responder.Responder], object]) -> Message:
     """Ask a responder in this process; return its answer, for which nothing here may block."""
     heard, loop = Heard(), Loop()
-    asked = responder.Responder(loop, heard, lambda child: None, lambda child, callback: None, -1)  # type: ignore[arg-type]
+    asked = responder.Responder(loop, heard, None, -1)  # type: ignore[arg-type]
     ask(asked)
     deadline = time.monotonic() + DEADLINE_S
     while not heard.sent:

@@ -298,7 +298,7 @@ def test_ctrl_c_that_comes_with_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     job = Job(Program(ProgramKind.COMMAND, "true", ()))
     launcher = start()
     launcher.ask(Control(job, (), (), RunOptions(), {}, make_credentials(0), RUN), VIEW)
-    launcher.channel.write(messages.encode(messages.GO) + messages.encode(messages.SIGNAL, number=signal.SIGINT))
+    launcher.channel.write(messages.encode(messages.GO) + messages.encode(orders.SIGNAL, number=signal.SIGINT))
     launcher.read_output()
     launcher.close()
     assert (launcher.exit_code, launcher.was_refused) == (130, True)

@@ -27,18 +27,16 @@ import os
 import select
 import signal
 import socket
+from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Iterator, NoReturn, Optional, Tuple
+from typing import Any, Iterator, NoReturn, Optional, Tuple
 
 from launcher.node import messages
-from launcher.node.agents.children import Children
+from launcher.node.agents.children import Children, Wanted
 from launcher.node.agents.controller_link import ControllerLink, Dials
 from launcher.node.agents.notice import run_notice
 from launcher.node.processes import proc, workers
 from launcher.node.system import boottime
-
-Wanted = Tuple[int, int, Callable[[], object]]
-
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES = 64 << 10
@@ -265,10 +263,8 @@ class Agent:
 
 def _tell(kind: str, nonce: str, **fields: Any) -> None:
     """Write an answer for who has started this process, who may be gone."""
-    try:
+    with suppress(OSError):
         os.write(_STDOUT, messages.encode(kind, nonce=nonce, **fields))
-    except OSError:
-        pass
 
 
 def _read_plant(wait_s: int) -> Optional[dict[str, Any]]:

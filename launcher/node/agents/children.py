@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import suppress
 from functools import partial
 from typing import Callable, Iterator, Tuple
 
@@ -37,16 +38,6 @@ class Child:
         for fd in (stdin, stdout[1], stderr[1]):
             os.close(fd)
         os.set_blocking(self.stdin, False)
-
-    def feed(self) -> None:
-        """Write as much of the backlog as its stdin takes."""
-        try:
-            written = os.write(self.stdin, self.backlog)
-        except BlockingIOError:
-            return
-        except OSError:  # it reads no more
-            written = len(self.backlog)
-        del self.backlog[:written]
 
     def hang_up(self) -> None:
         """Close all pipes, as sshd does when the connection closes."""
@@ -145,9 +136,14 @@ class Children:
         child = self._running.get(channel)
         if child is None or not child.backlog:  # it was shut a moment ago
             return
-        before = len(child.backlog)
-        child.feed()
-        child.untold_bytes += before - len(child.backlog)
+        try:
+            written = os.write(child.stdin, child.backlog)
+        except BlockingIOError:
+            return
+        except OSError:  # it reads no more
+            written = len(child.backlog)
+        del child.backlog[:written]
+        child.untold_bytes += written
         if child.untold_bytes >= messages.AGENT_TOOK_BYTES:
             self._send(messages.TOOK, channel=channel, bytes=child.untold_bytes)
             child.untold_bytes = 0
@@ -183,13 +179,11 @@ def _has_exited(child: Child) -> bool:
 
 
 def _become(command: str, env: dict[str, str], streams: tuple[int, int, int]) -> None:
-    try:
+    with suppress(OSError):
         os.setsid()
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
         os.chdir(env.get("HOME", "/"))  # where a login starts
-    except OSError:
-        pass
     try:
         os.execve("/bin/sh", ["sh", "-c", command], env)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from typing import Mapping
 
 LONGEST_S = 60.0
@@ -25,10 +26,8 @@ def run_notice(command: bytes, env: Mapping[str, str]) -> str:
     try:
         process.communicate(command, LONGEST_S)
     except subprocess.TimeoutExpired:
-        try:
+        with suppress(OSError):  # it has just ended
             os.killpg(process.pid, signal.SIGKILL)
-        except OSError:  # it has just ended
-            pass
         return "--notify was killed after %g s" % LONGEST_S
     code = process.returncode
     if code > 0:

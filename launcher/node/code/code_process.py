@@ -16,10 +16,11 @@ import fcntl
 import os
 import socket
 import zlib
+from contextlib import suppress
 from typing import Any, Callable, Dict, Iterator, Mapping, NoReturn
 
 from launcher.node import kept_archives, messages, system
-from launcher.node.code import folders, listing, proof
+from launcher.node.code import folders, listing
 from launcher.node.code.folders import LOCK, Folder
 from launcher.node.code.listing import Entry
 from launcher.node.loading import in_time
@@ -97,7 +98,7 @@ class Worker:
         self._entries = listing.decode(self._listing)
         changed: list[Entry] = []
         if _is_there(place):  # as before a restart
-            changed = proof.find_wrong(place.root, self._entries)
+            changed = listing.find_wrong(place.root, self._entries)
             wrong = self._mend(place, changed, earlier) if changed else []
         else:
             place, wrong = self._make(place, earlier)
@@ -105,10 +106,8 @@ class Worker:
         os.makedirs(os.path.join(place.root, self._wanted["sub"]), exist_ok=True)
         place.write_listing(self._listing)
         self._answer(place, wrong, changed)
-        try:
+        with suppress(OSError):  # the next run tries it again; this one has its code
             folders.prune(self._base)
-        except OSError:  # the next run tries it again; this one has its code
-            pass
         while self._sock.recv(_READ_BYTES):  # until the supervisor has the lock as well
             pass
 
@@ -141,7 +140,7 @@ class Worker:
         finally:
             folders.abandon(fresh)
         place.remove_bytecode(self._entries)
-        return proof.find_wrong(place.root, changed)
+        return listing.find_wrong(place.root, changed)
 
     def _fill(self, fresh: Folder, needed: list[Entry], earlier: list[Folder]) -> dict[str, list[Entry]]:
         """Write these files, each hashed as it is written; return those that came damaged each time, by content."""

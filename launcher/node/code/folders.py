@@ -21,9 +21,10 @@ import os
 import shutil
 import stat
 import time
+from contextlib import suppress
 from typing import Iterable, Mapping, Sequence
 
-from launcher.node.code import listing, proof
+from launcher.node.code import listing
 from launcher.node.code.listing import Entry
 from launcher.node.own_folders import make_own
 from launcher.node.system import is_remote, read_text
@@ -100,10 +101,8 @@ def copy_file(source: str, entry: Entry, path: str) -> bool:
 
 def _read_readable(fd: int, size: int) -> Iterable[bytes]:
     """Yield the pieces of a file up to one that can't be read, as on a damaged disk: its content is then another."""
-    try:
+    with suppress(OSError):
         yield from listing.read_pieces(fd, size)
-    except OSError:
-        pass
 
 
 class Folder:
@@ -165,10 +164,8 @@ class Folder:
             return
         with open(path + ".part", "wb") as file:
             file.write(data)
-        try:
+        with suppress(FileNotFoundError):  # another host that shares the directory has just noted the same
             os.rename(path + ".part", path)
-        except FileNotFoundError:  # another host that shares the directory has just noted the same
-            pass
 
     def find_written(self) -> list[str]:
         """Return what is there and was not sent, also beside the root, and what was written since.
@@ -177,7 +174,7 @@ class Folder:
         """
         beside = set(os.listdir(self.path)) - {self.name, *_OWN_NAMES, _LISTING + ".part"}
         since = os.stat(os.path.join(self.path, _LISTING)).st_mtime
-        written = proof.find_written(self.root, self.read_entries(), since)
+        written = listing.find_written(self.root, self.read_entries(), since)
         return ["../" + name for name in sorted(beside)] + written
 
     def make_links(self, links: Sequence[tuple[str, str]]) -> None:
@@ -185,10 +182,8 @@ class Folder:
         for name, target in links:
             path = os.path.join(self.root, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            try:
+            with suppress(FileExistsError):
                 os.symlink(target, path)
-            except FileExistsError:
-                pass
 
     def make_room(self, entry: Entry) -> str:
         """Return the path of a file, and make the directories above it."""
@@ -211,32 +206,31 @@ class Folder:
                     _set_aside(path)
                     os.makedirs(path, 0o755, exist_ok=True)
             path = os.path.join(self.root, entry.path)
-            if proof.find_wrong(self.root, [entry]):
+            if listing.find_wrong(self.root, [entry]):
                 _set_aside(path)
             os.rename(os.path.join(fresh.root, entry.path), path)
 
     def remove(self, entries: Iterable[Entry]) -> bool:
         """Remove the unchanged files of the listing, the links, and directories without a file; tell if that is all."""
         entries = list(entries)
-        changed = {entry.path for entry in proof.find_wrong(self.root, entries)}
+        changed = {entry.path for entry in listing.find_wrong(self.root, entries)}
         for entry in entries:
             if entry.path not in changed:
                 os.unlink(os.path.join(self.root, entry.path))
         self.remove_bytecode(entries)
         for folder, inner, names in os.walk(self.root, topdown=False):
             for path in (os.path.join(folder, name) for name in inner + names):
-                if proof.leads_out(path):
+                if listing.leads_out(path):
                     os.unlink(path)
-            try:
+            with suppress(OSError):  # what the run has written is there
                 os.rmdir(folder)
-            except OSError:  # what the run has written is there
-                pass
         try:
             if os.path.isdir(self.root):
                 self.write_listing(b"[]")
                 return False
             for name in _OWN_NAMES:
-                unlink(os.path.join(self.path, name))
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.path, name))
             os.rmdir(self.path)
         except OSError:  # it has written beside it
             return False
@@ -244,24 +238,14 @@ class Folder:
 
     def remove_bytecode(self, entries: Iterable[Entry]) -> None:
         """Remove all bytecode: Python takes it for that of a file with another content, but equal time and size."""
-        for folder in proof.find_real_folders(self.root, [entry.path for entry in entries]):
-            shutil.rmtree(os.path.join(self.root, folder, proof.BYTECODE), ignore_errors=True)
+        for folder in listing.find_real_folders(self.root, [entry.path for entry in entries]):
+            shutil.rmtree(os.path.join(self.root, folder, listing.BYTECODE), ignore_errors=True)
 
 
 def _set_aside(path: str) -> None:
     """Give another name to what a run has put where a file of the listing belongs."""
-    try:
+    with suppress(FileNotFoundError):  # there is nothing, or another host that shares the directory was faster
         os.rename(path, "%s.replaced-%s" % (path, os.urandom(4).hex()))
-    except FileNotFoundError:  # there is nothing, or another host that shares the directory was faster
-        pass
-
-
-def unlink(path: str) -> None:
-    """Remove a file, if it is there."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def read_name(path: str) -> str:
@@ -337,7 +321,7 @@ def prune(base: str, *, kept: int = _KEPT, is_dry: bool = False) -> tuple[int, i
     for folder in sorted(find_folders(base), key=_changed_at, reverse=True):
         if folder.lock(fcntl.LOCK_EX):
             entries = folder.read_entries()
-            if entries or proof.is_hollow(folder.root):
+            if entries or listing.is_hollow(folder.root):
                 sizes.append(sum(entry.size for entry in entries))
                 numbers[folder.name] = numbers.get(folder.name, 0) + 1
                 is_old = numbers[folder.name] > kept and not is_dry

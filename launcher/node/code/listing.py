@@ -1,10 +1,15 @@
-"""The listing of a tree: which files the code of a run has. It is sent to the nodes, and its hash names the tree."""
+"""The listing of a tree: which files the code of a run has. It is sent to the nodes, and its hash names the tree.
+
+Whether a directory holds exactly these files is proved: each is opened and hashed again. What belongs to another user
+is none of them, since that user could change it after the proof.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import stat
 from typing import Iterable, Iterator, NamedTuple
 
 FILE = "-"
@@ -12,6 +17,7 @@ PROGRAM = "x"  # a file that is executable
 LINK = "l"
 _READ_BYTES = 1 << 20
 HASH_CHARACTERS = 64  # SHA-256, in hex
+BYTECODE = "__pycache__"
 
 
 class Entry(NamedTuple):
@@ -80,7 +86,7 @@ def _read_entry(value: object) -> Entry:
     if not isinstance(value, list) or len(value) != 4:
         raise ValueError("not an entry: %.80r" % (value,))
     path, kind, size, content = value
-    if not isinstance(path, str) or not _is_path(path):
+    if not isinstance(path, str) or "\0" in path or {"", ".", ".."}.intersection(path.split("/")):
         raise ValueError("not a path in a tree: %.80r" % (path,))
     if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(content, str):
         raise ValueError("not an entry: %.80r" % (value,))
@@ -90,5 +96,103 @@ def _read_entry(value: object) -> Entry:
     return Entry(path, kind, size, content)
 
 
-def _is_path(path: str) -> bool:
-    return "\0" not in path and not {"", ".", ".."}.intersection(path.split("/"))
+# ---- the proof -------------------------------------------------------------------------------------------------------
+
+
+def find_real_folders(root: str, paths: Iterable[str]) -> set[str]:
+    """Return the directories above these paths that are there and this user's; no link on the way leads elsewhere.
+
+    The root is "".
+    """
+    real: set[str] = set()
+    for folder in ["", *sorted({folder for path in paths for folder in parents(path)})]:
+        if (not folder or folder.rpartition("/")[0] in real) and _is_own_folder(os.path.join(root, folder)):
+            real.add(folder)
+    return real
+
+
+def find_wrong(root: str, entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries whose file or link is missing below `root`, or differs."""
+    entries = list(entries)
+    real = find_real_folders(root, [entry.path for entry in entries])
+    return [
+        entry
+        for entry in entries
+        if entry.path.rpartition("/")[0] not in real or not _is_right("%s/%s" % (root, entry.path), entry)
+    ]
+
+
+def _is_own_folder(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _is_right(path: str, entry: Entry) -> bool:
+    try:
+        if entry.kind == LINK:
+            return os.readlink(path) == entry.content
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # nothing waits for a FIFO of that name
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        is_program = bool(found.st_mode & stat.S_IXUSR)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != entry.size:
+            return False
+        if is_program != (entry.kind == PROGRAM):
+            return False
+        return hash_file(fd, entry.size) == entry.content
+    except OSError:  # a damaged disk
+        return False
+    finally:
+        os.close(fd)
+
+
+def find_written(root: str, entries: Iterable[Entry], since: float) -> list[str]:
+    """Return what is below `root` and not in the listing, or was written after this time.
+
+    Of a directory that is its name alone, unless no file is in it. Bytecode and links to absolute paths don't count.
+    """
+    kinds = {entry.path: entry.kind for entry in entries}
+    sent = {folder for path in kinds for folder in parents(path)}
+    written: list[str] = []
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        for each in _scan(os.path.join(root, folder)):
+            path = folder + "/" + each.name if folder else each.name
+            if each.is_dir(follow_symlinks=False):
+                if path in sent:
+                    waiting.append(path)
+                elif each.name != BYTECODE and not is_hollow(each.path):
+                    written.append(path + "/")
+            elif leads_out(each.path):
+                continue
+            elif path not in kinds or each.is_symlink() != (kinds[path] == LINK) or _is_newer(each, since):
+                written.append(path)
+    return sorted(written)
+
+
+def leads_out(path: str) -> bool:
+    """Tell whether this is a link to an absolute path, as the links of a run are; those of a listing are relative."""
+    return os.path.islink(path) and os.readlink(path).startswith("/")
+
+
+def _is_newer(each: os.DirEntry[str], since: float) -> bool:
+    return not each.is_symlink() and each.stat().st_mtime > since
+
+
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []
+
+
+def is_hollow(folder: str) -> bool:
+    """Tell whether no file is in a directory or below it."""
+    return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))

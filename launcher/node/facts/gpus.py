@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
 from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional
 
 from launcher.node import messages, system
@@ -137,10 +138,8 @@ def describe_process(pid: int) -> dict[str, Any]:
     if process is None or (proc.has_gpus() and proc.holds_gpu(process) is False):
         return described
     described.update(name=process.name, mark=proc.read_mark(pid))
-    try:
+    with suppress(OSError):  # it has just exited
         described["owner"] = system.user_name(os.stat("/proc/%d" % pid).st_uid)
-    except OSError:
-        pass  # it has just exited
     return described
 
 

@@ -8,6 +8,7 @@ import glob
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Any
 
 from launcher.node import messages
@@ -70,11 +71,9 @@ def list_infiniband(root: str = "") -> list[str]:
 def is_address(text: str) -> bool:
     """Tell whether `text` is an IP address, which needs no resolver."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        try:
+        with suppress(OSError, ValueError):  # ValueError: not ASCII, or with a NUL
             socket.inet_pton(family, text)
-        except (OSError, ValueError):  # ValueError: not ASCII, or with a NUL
-            continue
-        return True
+            return True
     return False
 
 
@@ -120,10 +119,8 @@ def describe_error(error: Exception) -> str:
 def time_look_up(peer: str) -> float:
     """Return how many seconds it takes to look up the name of an address, as TCPStore does for each connection."""
     began_at = time.monotonic()
-    try:
+    with suppress(OSError):  # an address without a name is fine; only the time counts
         socket.getnameinfo((peer, 0), 0)
-    except OSError:
-        pass  # an address without a name is fine; only the time counts
     return time.monotonic() - began_at
 
 

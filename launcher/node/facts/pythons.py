@@ -14,8 +14,8 @@ from typing import Any, Callable
 from launcher.node import messages
 from launcher.node.loop import Loop
 from launcher.node.processes import lent_code, proc, workers
-from launcher.node.processes.starter import KEEPERS_FD
-from launcher.node.programs.entry import CODE_FD, STATUS_FD
+from launcher.node.programs import entry
+from launcher.node.send_queue import SendQueue
 
 LOGIN_SHELL_TIMEOUT_S = 10
 
@@ -28,28 +28,25 @@ class Search:
     """
 
     def __init__(
-        self,
-        loop: Loop,
-        candidates: list[str],
-        env: dict[str, str],
-        folder: str,
-        output_fds: list[int],
-        keepers_fd: int,
-        stop_timeout_s: float,
-        on_found: Callable[[dict[str, Any] | None], None],
-        *,
-        for_torchrun: bool = True,
-    ) -> None:
-        """keepers_fd: closes when guardian and supervisor are gone."""
+        self, loop: Loop, send_queue: SendQueue, wanted: dict[str, Any], env: dict[str, str], folder: str,
+        keepers_fd: int, on_found: Callable[[dict[str, Any] | None], None],
+    ) -> None:  # fmt: skip
+        """wanted: the launcher's PREPARE; keepers_fd: closes when guardian and supervisor are gone."""
         self._loop = loop
-        self._candidates = list(candidates)
-        self._env = env
+        self._candidates = list(wanted["pythons"])
         self._folder = folder
-        self.output_fds = output_fds  # where stdout and stderr of torchrun, or of a warm Python, go
         self._keepers_fd = keepers_fd
-        self._stop_timeout_s = stop_timeout_s
+        self._stop_timeout_s = wanted["stop_timeout_s"]
         self._on_found = on_found
-        self.for_torchrun = for_torchrun
+        self.output_fds = []  # where stdout and stderr of torchrun, or of a warm Python, go
+        for stream in (workers.STDOUT, workers.STDERR):
+            read_end, write_end = os.pipe()
+            send_queue.watch(read_end, None, stream)
+            self.output_fds.append(write_end)
+        # With the sitecustomize of a warm Python, if the run wants one.
+        self.warm_folder = lent_code.make_folder(folder, entry.WARM) if wanted.get("warm") else None
+        self._env = lent_code.put_first(self.warm_folder, env) if self.warm_folder is not None else env
+        self.for_torchrun = not wanted.get("plain", False) and self.warm_folder is None
         self.tried: list[list[str]] = []
         self.child: workers.Child | None = None  # the candidate that is tried, then the one that waits for its order
         self.order_fd: int | None = None  # where that order must be written
@@ -80,25 +77,12 @@ class Search:
         self.order_fd = None
 
     def _start_search(self, python: str) -> None:
-        own, passed = [], [lent_code.open_code(self._folder)]
-        try:
-            order_read, self.order_fd = workers.make_channel()
-            own, passed = [self.order_fd], [*passed, order_read]
-            status_read, status_write = os.pipe()
-            own, passed = [*own, status_read], [*passed, status_write]
-            fds = {0: order_read, 1: self.output_fds[0], 2: self.output_fds[1], STATUS_FD: status_write}
-            fds.update({KEEPERS_FD: self._keepers_fd, CODE_FD: passed[0]})
-            words = ["torchrun", str(self._stop_timeout_s)] if self.for_torchrun else []
-            argv = [python, "-c", lent_code.read_entry().decode(), *words]
-            self.child = workers.spawn(argv, self._env, None, fds, proc.HOLD)
-        except OSError:  # to stop the run takes descriptors
-            for fd in own:
-                os.close(fd)
-            raise
-        finally:
-            for fd in passed:
-                os.close(fd)
-        self._loop.read_all(status_read, lambda data: self._judge(python, data))
+        words = ["torchrun", str(self._stop_timeout_s)] if self.for_torchrun else []
+        argv = [python, "-c", lent_code.read_entry().decode(), *words]
+        self.child, status_fd, self.order_fd = lent_code.start_python(
+            argv, self._env, None, self._folder, self.output_fds, self._keepers_fd
+        )
+        self._loop.read_all(status_fd, lambda data: self._judge(python, data))
 
     def _judge(self, python: str, data: bytes) -> None:
         status = _parse(data)

@@ -14,10 +14,9 @@ from typing import Any, Callable
 from launcher.node import messages
 from launcher.node.facts import checkpoints, gathering, gpus, machine, network, packages
 from launcher.node.facts.pythons import Search
-from launcher.node.facts.setup import AwaitExit, Setup
+from launcher.node.facts.setup import Setup
 from launcher.node.loop import Loop
-from launcher.node.processes import lent_code, workers
-from launcher.node.programs import entry
+from launcher.node.processes.ranks import Ranks
 from launcher.node.send_queue import SendQueue
 
 FACTS_TIMEOUT_S = 15.0
@@ -40,22 +39,16 @@ class Responder:
         self,
         loop: Loop,
         send_queue: SendQueue,
-        on_python: Callable[[workers.Child | None], None],
-        await_exit: AwaitExit,
+        ranks: Ranks,
         keepers_fd: int,
     ) -> None:
-        """on_python: gets the process that imports torchrun; await_exit: calls back when a child has exited.
-
-        keepers_fd: passed to the process that imports torchrun; closes when guardian and supervisor are gone.
-        """
+        """keepers_fd: passed to the process that imports torchrun; closes when guardian and supervisor are gone."""
         self.search: Search | None = None
-        self.warm_folder: str | None = None  # with the sitecustomize of a warm Python, if the run wants one
         self._is_searching = False
         self._loop = loop
         self._send_queue = send_queue
         self._keepers_fd = keepers_fd
-        self._on_python = on_python
-        self._await_exit = await_exit
+        self._ranks = ranks
         self._setup: Setup | None = None
         self._made: dict[str, Any] | None = None  # the setup's result, if one was requested
         self._env: dict[str, str] = {}
@@ -95,7 +88,7 @@ class Responder:
             candidates = [] if made["failure"] else own + rest if wanted["pythons"] else []
             self.search_python(dict(wanted, pythons=candidates), env, folder)
 
-        self._setup = Setup(self._loop, self._await_exit, folder, env, wanted, go_on)
+        self._setup = Setup(self._loop, self._ranks, folder, env, wanted, go_on)
         self._setup.run_next()
 
     def search_python(self, wanted: dict[str, Any], env: dict[str, str], folder: str) -> None:
@@ -107,14 +100,8 @@ class Responder:
         if not wanted["pythons"]:  # the run needs no torch, or its setup failed
             self._keep("python", {})
             return
-        output_fds = self._open_torchrun_pipes()
-        if wanted.get("warm"):
-            self.warm_folder = lent_code.make_folder(folder, entry.WARM)
-            env = lent_code.put_first(self.warm_folder, env)
-        self.search = Search(
-            self._loop, wanted["pythons"], env, folder, output_fds, self._keepers_fd, wanted["stop_timeout_s"],
-            self._keep_python, for_torchrun=not wanted.get("plain", False) and self.warm_folder is None,
-        )  # fmt: skip
+        keepers_fd, keep = self._keepers_fd, self._keep_python
+        self.search = Search(self._loop, self._send_queue, wanted, env, folder, keepers_fd, keep)
         self.search.try_next()
 
     def cancel(self) -> None:
@@ -123,20 +110,12 @@ class Responder:
         if self._setup is not None:
             self._setup.cancel()
 
-    def _open_torchrun_pipes(self) -> list[int]:
-        write_ends = []
-        for stream in (workers.STDOUT, workers.STDERR):
-            read_end, write_end = os.pipe()
-            self._send_queue.watch(read_end, None, stream)
-            write_ends.append(write_end)
-        return write_ends
-
     def _keep_python(self, status: dict[str, Any] | None) -> None:
         assert self.search is not None  # it calls this
         python = dict(status or {"python": None}, tried=self.search.tried)
         site = python.pop("site", [])
         if status and self.search.for_torchrun:
-            self._on_python(self.search.child)
+            self._ranks.set_torchrun(self.search.child)
         if not status or not self._wants_packages:
             self._keep("python", python)
             return

@@ -12,9 +12,7 @@ from typing import Any, Callable
 from launcher.node.facts import gathering
 from launcher.node.loop import Loop, Timer
 from launcher.node.processes import lent_code, proc, workers
-
-AwaitExit = Callable[[workers.Child, Callable[[int], object]], object]
-
+from launcher.node.processes.ranks import Ranks
 
 TAIL_BYTES = 4096  # of what a step prints: enough for its last lines
 TAIL_LINES = 5
@@ -47,12 +45,12 @@ class Setup:
     """
 
     def __init__(
-        self, loop: Loop, await_exit: AwaitExit, folder: str, env: dict[str, str], wanted: dict[str, Any],
+        self, loop: Loop, ranks: Ranks, folder: str, env: dict[str, str], wanted: dict[str, Any],
         on_done: Callable[[dict[str, Any]], object],
     ) -> None:  # fmt: skip
         """Take the launcher's PREPARE as `wanted`; `on_done` gets failure, names, python and conda."""
         self._loop = loop
-        self._await_exit = await_exit
+        self._ranks = ranks
         self._folder = folder
         self._env = env
         self._before = dict(env)
@@ -87,7 +85,7 @@ class Setup:
         os.set_blocking(output_fd, False)
         self._output_fd = output_fd
         self._loop.watch(output_fd, lambda: self._read(output_fd))
-        self._await_exit(child, lambda status: self._judge(step["name"], env_fd, status))
+        self._ranks.await_exit(child, lambda status: self._judge(step["name"], env_fd, status))
         self._timer = self._loop.call_later(self._timeout_s, lambda: self._give_up(step["name"], child))
 
     def _start(self, command: str) -> tuple[workers.Child, int, int]:
@@ -147,17 +145,13 @@ class Setup:
             self._fail(name, "killed by signal %d" % end["signal"])
         elif end["code"]:
             self._fail(name, "exit code %d" % end["code"])
-        else:
-            self._take_environment(name, found)
-
-    def _take_environment(self, name: str, found: bytes) -> None:
-        if not found:
+        elif not found:
             self._fail(name, "it exited before its environment could be read; remove exit and exec from it")
-            return
-        self._adopt(found)
-        for line in self._last_lines():
-            workers.complain("%s: %s" % (name, line))
-        self.run_next()
+        else:
+            self._adopt(found)
+            for line in self._last_lines():
+                workers.complain("%s: %s" % (name, line))
+            self.run_next()
 
     def _give_up(self, name: str, child: workers.Child) -> None:
         workers.kill(child)  # what it started is stopped with the run, which can't begin

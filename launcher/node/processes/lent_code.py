@@ -7,6 +7,8 @@ import os
 from importlib.util import MAGIC_NUMBER
 
 from launcher.node import archive
+from launcher.node.processes import proc, workers
+from launcher.node.programs import entry
 
 _ENTRY, _ARCHIVE = "launcher/node/programs/entry.py", "launcher/node/archive.py"
 
@@ -40,6 +42,26 @@ def open_code(folder: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def start_python(
+    argv: list[str], env: dict[str, str], cwd: str | None, folder: str, output_fds: list[int], keepers_fd: int
+) -> tuple[workers.Child, int, int]:
+    """Start a Python that has the archive; return it, where it answers, and where to write its order; raise OSError.
+
+    folder: for the archive, see `open_unnamed`; output_fds: its stdout and stderr; keepers_fd: closes when guardian and
+    supervisor are gone.
+    """
+    passed = {entry.CODE_FD: open_code(folder)}
+    try:
+        passed[0] = os.open(os.devnull, os.O_RDONLY)
+        passed[entry.ORDER_FD], order_write = workers.make_channel()
+        answer_read, passed[entry.ANSWER_FD] = os.pipe()
+        fds = {**passed, 1: output_fds[0], 2: output_fds[1], entry.KEEPERS_FD: keepers_fd}
+        return workers.spawn(argv, env, cwd, fds, proc.HOLD), answer_read, order_write
+    finally:
+        for fd in passed.values():
+            os.close(fd)
 
 
 def _find_own() -> archive.Archive:

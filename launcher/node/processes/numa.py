@@ -6,6 +6,7 @@ Memory is then taken there as well: pinned pages beside another GPU's CPUs reach
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any, Sequence
 
 from launcher.node.system import read_text
@@ -41,25 +42,20 @@ def move_near(bus_id: str | None) -> int | None:
 
 def bind(pid: int, cpus: set[int]) -> None:
     """Bind a rank that has just started, and what it has already started; what it starts later inherits that."""
-    try:
+    with suppress(OSError):  # it has exited, or a cpuset has other CPUs meanwhile
         for task in os.listdir("/proc/%d/task" % pid):
             os.sched_setaffinity(int(task), cpus)
             with open("/proc/%d/task/%s/children" % (pid, task)) as file:
                 for child in file.read().split():
                     bind(int(child), cpus)
-    except OSError:  # it has exited, or a cpuset has other CPUs meanwhile
-        pass
 
 
 def _read_cpus(bus_id: str) -> set[int]:
     """Return the CPUs beside a GPU, whose address nvidia-smi writes as 00000000:3B:00.0; none if they aren't known."""
     domain, _, place = bus_id.lower().partition(":")
     cpus: set[int] = set()
-    try:
-        with open("%s/%04x:%s/local_cpulist" % (PCI_DEVICES, int(domain, 16), place)) as file:
-            for part in file.read().strip().split(","):  # 0-15,32-47
-                first, _, last = part.partition("-")
-                cpus.update(range(int(first), int(last or first) + 1))
-    except (OSError, ValueError):
-        pass
+    with suppress(ValueError):  # also of an empty text, where there is no such file
+        for part in read_text("%s/%04x:%s/local_cpulist" % (PCI_DEVICES, int(domain, 16), place)).strip().split(","):
+            first, _, last = part.partition("-")  # 0-15,32-47
+            cpus.update(range(int(first), int(last or first) + 1))
     return cpus

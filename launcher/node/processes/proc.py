@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm's --signal sends to all of a job: they are for the ranks alone
 HOLD = 60  # SIGRTMAX-4, unused by convention: torchrun does nothing more until guardian and supervisor are gone
@@ -37,11 +38,8 @@ class Process:
 
 def name_process(name: str) -> None:
     """Set what ps, top and `launch clean` show of this process."""
-    try:
-        with open("/proc/self/comm", "w") as file:
-            file.write(name)
-    except OSError:
-        pass  # some containers have it read-only
+    with suppress(OSError), open("/proc/self/comm", "w") as file:  # some containers have it read-only
+        file.write(name)
 
 
 def read_process(pid: int) -> Process | None:
@@ -134,10 +132,8 @@ def holds_gpu(process: Process) -> bool | None:
     paths = []
     try:
         for fd in os.listdir(folder):
-            try:
+            with suppress(FileNotFoundError):  # closed meanwhile
                 paths.append(os.readlink("%s/%s" % (folder, fd)))
-            except FileNotFoundError:  # closed meanwhile
-                pass
     except OSError:
         return None
     return not paths or any(path.startswith(GPU_DEVICES) for path in paths)
@@ -152,10 +148,8 @@ def is_alive(process: Process) -> bool:
 def send_signal(process: Process, number: int) -> None:
     """Signal `process` if it is still the one that was seen; if that isn't permitted, do nothing."""
     if is_alive(process):
-        try:
+        with suppress(OSError):
             os.kill(process.pid, number)
-        except OSError:
-            pass
 
 
 def call_c(name: str, *arguments: int | None) -> bool:

@@ -11,12 +11,11 @@ from launcher.node import messages
 from launcher.node.ending import Ending
 from launcher.node.facts.responder import Responder
 from launcher.node.loop import Loop
-from launcher.node.processes import lent_code, numa, proc, stacks, starter, workers
+from launcher.node.processes import lent_code, numa, stacks, starter, workers
 from launcher.node.processes.ranks import Ranks
 from launcher.node.processes.run_processes import RunProcesses
-from launcher.node.processes.starter import KEEPERS_FD, Starter
-from launcher.node.programs.entry import CODE_FD, STACKS
-from launcher.node.programs.warm import ANSWER_FD, ORDER_FD
+from launcher.node.processes.starter import Starter
+from launcher.node.programs.entry import STACKS
 from launcher.node.send_queue import SendQueue
 
 # What a plan may set after torch was imported: read when a process group is made, by the script, or by nobody else.
@@ -60,13 +59,13 @@ class RankStart:
 
     def warm_up(self, header: dict[str, Any], _: bytes) -> None:
         """Import torch in the Python that was found, in the environment of the ranks as far as it is known."""
-        search, folder = self._responder.search, self._responder.warm_folder
-        if self._ending.has_begun or search is None or folder is None:
+        search = self._responder.search
+        if self._ending.has_begun or search is None or search.warm_folder is None:
             return
         self._enter_code(header)
         argv, env = header["argv"], dict(self.env, **header["env"])
         try:
-            self.warm = WarmPython(argv, env, self.cwd, search.output_fds, self._keepers_fd, folder)
+            self.warm = WarmPython(argv, env, self.cwd, search.output_fds, self._keepers_fd, search.warm_folder)
         except OSError as error:  # such as no more processes
             self._why_cold = str(error)
             return
@@ -91,7 +90,7 @@ class RankStart:
         self.is_short = header.get("is_short", False)
         if self.warm is not None:
             self._start_warm(self.warm, header)
-        elif self._responder.warm_folder is not None:
+        elif self._responder.search is not None and self._responder.search.warm_folder is not None:
             self._start_cold(header, self._why_cold)
         else:
             self._start_processes(header)
@@ -184,20 +183,12 @@ class WarmPython:
         self, argv: list[str], env: dict[str, str], cwd: str, output_fds: list[int], keepers_fd: int, armed_folder: str
     ) -> None:
         """Start it; raise OSError. armed_folder: with its sitecustomize; output_fds: its stdout and stderr."""
-        code = lent_code.open_code(armed_folder)
-        self._answer_fd, answer_write = os.pipe()
-        order_read, self.order_fd = workers.make_channel()
-        null = os.open(os.devnull, os.O_RDONLY)
         self._env = env
         self._argv = argv
         self._cwd = cwd
-        fds = {0: null, 1: output_fds[0], 2: output_fds[1], ANSWER_FD: answer_write, ORDER_FD: order_read}
-        fds.update({KEEPERS_FD: keepers_fd, CODE_FD: code})
-        try:
-            self.child = workers.spawn(argv, lent_code.put_first(armed_folder, env), cwd, fds, proc.HOLD)
-        finally:
-            for fd in (null, answer_write, order_read, code):
-                os.close(fd)
+        self.child, self._answer_fd, self.order_fd = lent_code.start_python(
+            argv, lent_code.put_first(armed_folder, env), cwd, armed_folder, output_fds, keepers_fd
+        )
 
     def find_difference(self, processes: list[dict[str, Any]], env: dict[str, str], cwd: str | None) -> str | None:
         """Return what of the ranks differs from what this Python was started for, or None."""

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any, Callable, Iterable
 
 from launcher.node import messages
@@ -30,10 +31,8 @@ class HandoverLog:
 
     def note(self, **entry: object) -> None:
         """Write one entry, a line of JSON, without waiting."""
-        try:
+        with suppress(OSError):  # the guardian is dead, which the supervisor is about to notice
             os.write(self._fd, json.dumps(entry).encode() + b"\n")
-        except OSError:
-            pass  # the guardian is dead, which the supervisor is about to notice
 
 
 class Ranks:

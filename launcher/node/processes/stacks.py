@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import os
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -81,17 +82,12 @@ def _answer(process: proc.Process, reason: str | None = None) -> dict[str, Any]:
 def _find_file(pid: int, armed_folder: str) -> str | None:
     """Return a path for reading the file that a process has open to write its stacks, or None."""
     fds = "/proc/%d/fd" % pid
-    try:
+    with suppress(OSError):
         for name in os.listdir(fds):
             path = os.path.join(fds, name)
-            try:
-                target = os.readlink(path)
-            except OSError:
-                continue  # closed meanwhile
-            if target.startswith(("/memfd:" + MEMORY, armed_folder + os.sep)):
-                return path
-    except OSError:
-        pass
+            with suppress(OSError):  # closed meanwhile
+                if os.readlink(path).startswith(("/memfd:" + MEMORY, armed_folder + os.sep)):
+                    return path
     return None
 
 

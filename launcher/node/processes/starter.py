@@ -18,12 +18,12 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from typing import Any, Callable, Iterable, NoReturn, Sequence
 
 from launcher.node.processes import proc, stop_steps, workers
 from launcher.node.processes.run_processes import RunProcesses, become_subreaper
 
-KEEPERS_FD = 4  # of torchrun and a warm Python; closes when guardian and supervisor are gone
 IGNORED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, *proc.NOTICES, proc.HOLD)
 REPORTS = "reports"
 _CORE_DUMPED = 0x80  # in a status of wait(2)
@@ -66,13 +66,11 @@ class Starter:
         A line that is no longer than PIPE_BUF is written at once, or not at all: reports of several threads don't mix.
         """
         line = json.dumps(fields).encode() + b"\n"
-        try:
-            with open(os.open(os.path.join(self.folder, REPORTS), os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as reports:
+        path = os.path.join(self.folder, REPORTS)
+        with suppress(OSError), open(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as reports:
+            line = line[reports.write(line) or 0 :]
+            while line and self.keepers_fd not in select.select([self.keepers_fd], [reports], [])[0]:
                 line = line[reports.write(line) or 0 :]
-                while line and self.keepers_fd not in select.select([self.keepers_fd], [reports], [])[0]:
-                    line = line[reports.write(line) or 0 :]
-        except OSError:
-            pass
 
     def report_end(self, kind: int, pid: int, options: int = 0) -> tuple[int, int] | None:
         """Wait for a child's end as waitid(2) does, and report it; return process id and status, or None.

@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Callable, Generator
 
 from launcher.node.processes import proc
@@ -185,11 +186,9 @@ def take_steps(steps: Generator[float, None, list[Process]], beat: Callable[[], 
 
 
 def _reap() -> None:
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 def _wait(deadline: float, is_done: Callable[[], bool], clock: Callable[[], float]) -> Generator[float, None, None]:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import struct
+from contextlib import suppress
 from typing import Any, Sequence, Set
 
 from launcher.node import messages, system
@@ -83,11 +84,8 @@ def make_channel() -> tuple[int, int]:
 def pass_on(fd: int, fds: Sequence[int]) -> None:
     """Give the process at the other end of a socket these descriptors, with one byte, if it lives."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("%di" % len(fds), *fds))] if fds else []
-    try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            sock.sendmsg([b"\n"], rights)
-    except BrokenPipeError:
-        pass
+    with suppress(BrokenPipeError), socket.socket(fileno=os.dup(fd)) as sock:
+        sock.sendmsg([b"\n"], rights)
 
 
 def take_passed(fd: int) -> list[int] | None:
@@ -192,17 +190,13 @@ def make_pipe(folder: str, name: str, flags: int) -> int:
     path = os.path.join(folder, name)
     os.mkfifo(path, 0o600)
     fd = os.open(path, flags | os.O_NONBLOCK)
-    try:
+    with suppress(OSError):  # the user's pipe quota is used up; the default of 64 KiB works
         fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
-    except OSError:
-        pass  # the user's pipe quota is used up; the default of 64 KiB works
     return fd
 
 
-def describe_status(status: int | None) -> dict[str, Any]:
+def describe_status(status: int) -> dict[str, Any]:
     """Return a wait(2) status as the fields of a message."""
-    if status is None:
-        return {"code": None, "signal": None}
     if os.WIFSIGNALED(status):
         return {"code": None, "signal": os.WTERMSIG(status)}
     return {"code": os.WEXITSTATUS(status), "signal": None}
@@ -210,10 +204,8 @@ def describe_status(status: int | None) -> dict[str, Any]:
 
 def complain(text: str) -> None:
     """Write a line to stderr, which the launcher keeps; it is lost if nobody reads that."""
-    try:
+    with suppress(OSError):
         os.write(STDERR, (text + "\n").encode("utf-8", "replace"))
-    except OSError:
-        pass
 
 
 def silence(*fds: int) -> None:
@@ -228,10 +220,8 @@ def drop_descriptors(*kept: int) -> None:
     """Close all descriptors of this fork but these: the connection to the launcher must be able to end without it."""
     silence(*range(3))
     for fd in set(map(int, os.listdir("/proc/self/fd"))).difference(range(3), kept):
-        try:
+        with suppress(OSError):  # that of the directory itself
             os.close(fd)
-        except OSError:  # that of the directory itself
-            pass
 
 
 def read_files(folder: str) -> tuple[list[tuple[str, bytes]], list[tuple[str, str]]]:

@@ -11,14 +11,15 @@ import sys
 SIGNAL = 61  # SIGRTMAX-3: unused by convention. Slurm uses SIGUSR1 and 2, the C library 32 and 33, valgrind 64.
 MEMORY = "launch-stacks"  # the name of the file with the stacks, as /proc/PID/fd shows it
 STACKS, WARM = "stacks", "warm"  # what the directory is for, which its name begins with
-STATUS_FD = 3  # where the search tells what it has found
-CODE_FD = 6  # where the archive is, for the search and for a Python that imports torch
+# What is open in a Python that imports torch, or is asked for one: it answers, hears of the end of guardian and
+# supervisor, gets its order, and has launch's archive.
+ANSWER_FD, KEEPERS_FD, ORDER_FD, CODE_FD = 3, 4, 5, 6
 
 
 def search_torch() -> None:
     """Be the candidate for a Python with torch; it becomes torchrun if that is wanted."""
     if sys.version_info < (3, 7):  # what follows takes a newer one, and so does every torch that can be started
-        os.write(STATUS_FD, b'{"torch": null}\n')
+        os.write(ANSWER_FD, b'{"torch": null}\n')
         return
     if sys.path[0] == "":  # the working directory, where a random.py of the user's would break torchrun
         del sys.path[0]

@@ -8,13 +8,13 @@ import os
 import re
 import sys
 
-from launcher.node.programs.entry import STATUS_FD
+from launcher.node.programs.entry import ANSWER_FD
 
 
 def main() -> bool:
     """Tell it as a line of JSON; return whether there is one, and torchrun is wanted."""
     told = describe()
-    with os.fdopen(STATUS_FD, "w") as status:
+    with os.fdopen(ANSWER_FD, "w") as status:
         status.write(json.dumps(told) + "\n")
     return told["torch"] is not None and sys.argv[1:2] == ["torchrun"]
 

@@ -27,14 +27,13 @@ from typing import Any, NoReturn
 
 from launcher.node.processes import proc, starter, workers
 from launcher.node.processes.starter import Starter
-
-_ORDER_FD = 0
+from launcher.node.programs.entry import KEEPERS_FD, ORDER_FD
 
 
 def main(stop_timeout_s: float) -> None:
     """Import torchrun, and run it once the order comes; stop_timeout_s: how long the ranks may save."""
     folder = os.path.dirname(os.environ[proc.FILES])
-    own = Starter([os.environ[proc.MARK]], folder, stop_timeout_s, starter.KEEPERS_FD)
+    own = Starter([os.environ[proc.MARK]], folder, stop_timeout_s, KEEPERS_FD)
     signal.signal(proc.HOLD, _hold)
     for number in proc.NOTICES:  # a handler, unlike SIG_IGN, is not inherited by the ranks
         signal.signal(number, lambda *_: None)
@@ -42,14 +41,14 @@ def main(stop_timeout_s: float) -> None:
     _follow_ranks(own)
     from torch.distributed import run
 
-    workers.take_passed(_ORDER_FD)  # the sockets of the run's claim, which lasts as long as this process
-    order = starter.read_order(_ORDER_FD)
+    workers.take_passed(ORDER_FD)  # the sockets of the run's claim, which lasts as long as this process
+    order = starter.read_order(ORDER_FD)
     if order is None:
         return
     os.environ.clear()
     starter.add_to_environment(order["env"])
     os.chdir(starter.as_path(order["cwd"]))
-    workers.silence(_ORDER_FD)
+    os.close(ORDER_FD)
     run.main(list(map(starter.as_path, order["argv"])))
 
 

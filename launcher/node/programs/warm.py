@@ -24,10 +24,10 @@ from typing import Any, List, NoReturn
 
 from launcher.node.processes import proc, starter, workers
 from launcher.node.processes.run_processes import become_subreaper
-from launcher.node.processes.starter import KEEPERS_FD, Starter
+from launcher.node.processes.starter import Starter
+from launcher.node.programs.entry import ANSWER_FD, KEEPERS_FD, ORDER_FD
 from launcher.node.system import read_text
 
-ANSWER_FD, ORDER_FD = 3, 5  # KEEPERS_FD is between them
 _DEVICES = (*proc.GPU_DEVICES, "/dev/accel", "/dev/davinci", "/dev/infiniband", "/dev/hl")
 
 _stores: List[Any] = []  # what node 0 holds lives as long as this process

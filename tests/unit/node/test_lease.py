@@ -9,8 +9,8 @@ import pytest
 from machines.patience import DEADLINE_S
 
 from launcher.node import system
-from launcher.node.lease import Lease
 from launcher.node.loop import Loop
+from launcher.node.supervisor import Lease
 
 
 class Sent(list[dict[str, Any]]):

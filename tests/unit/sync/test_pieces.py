@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.node.code.listing import FILE, LINK, Entry
-from launcher.node.messages import PIECE_BYTES, Decoder
+from launcher.node.messages import Decoder
 from launcher.sync import contents
-from launcher.sync.contents import Pieces, find_wanted
+from launcher.sync.contents import PIECE_BYTES, Pieces, find_wanted
 
 MIB = 1 << 20
 

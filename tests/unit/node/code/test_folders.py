@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node.code import folders, listing, proof
+from launcher.node.code import folders, listing
 from launcher.node.code.folders import Folder
 from launcher.node.code.listing import Entry
 
@@ -69,7 +69,7 @@ def test_all_who_mend_a_directory_at_once_find_it_whole(base: str) -> None:
             with suppress(FileNotFoundError):  # it has just got its other name
                 halves += {path.read_bytes()} - {DATA, b"mine"}
     assert halves == []
-    assert proof.find_wrong(folder.root, entries) == []
+    assert listing.find_wrong(folder.root, entries) == []
     kept = [path.read_bytes() for path in root.glob("changed.replaced-*")]
     assert kept.count(b"mine") == 1
     aside = set(root.glob("*.replaced-*"))
