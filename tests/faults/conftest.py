@@ -15,11 +15,10 @@ from machines.slurm import LOGIN, Slurm, find_obstacle
 from machines.warm import WarmPython, client_words
 from ways import Way
 
-# As `launch` in PATH: on `login`, and outside of an allocation, it is forked.
+# `launch` in the PATH of `login`: forked, outside of an allocation.
 LAUNCH = """#!/bin/sh
-read host </proc/sys/kernel/hostname
-if [ "$host" = {login} ] && [ -z "$SLURM_JOB_ID" ]; then exec {client} {python} {program} "$@"; fi
-exec {program} "$@"
+[ -z "$SLURM_JOB_ID" ] || exec {program} "$@"
+exec {client} {python} {program} "$@"
 """
 
 
@@ -32,11 +31,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     with Slurm(tmp_path_factory.mktemp("faults")) as running:
         login = running.cluster[LOGIN]
         warm = WarmPython(login.folder / "bin", "warm_launch", login.enter(Path("/")))
-        words = LAUNCH.format(
-            login=LOGIN, client=client_words(warm.place, "launch"), python=sys.executable, program=PROGRAM
-        )
-        program = running.folder / "bin" / "launch"
-        program.write_text(words)
+        program = login.folder / "bin" / "launch"  # where `login` sees it, and no node does
+        client = client_words(warm.place, "launch")
+        program.write_text(LAUNCH.format(client=client, python=sys.executable, program=PROGRAM))
         program.chmod(0o755)
         yield running
         warm.close()

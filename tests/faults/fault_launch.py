@@ -30,7 +30,7 @@ IGNORES = f"trap '' TERM INT HUP; {READY}; while :; do sleep 300; done"
 HIDES = f"setsid sleep 300 & env -i setsid sleep 300 & (trap '' TERM; setsid sleep 300 &); {OBEYS}"
 HIDES_WITH_MARK = HIDES.replace("env -i ", "")
 SAVES = f"trap 'sleep 0.1; echo saved $RANK; exit' TERM; {READY}; while :; do sleep 0.05; done"
-AT_GO = f"{READY}; until [ -e go ]; do sleep 0.05; done"
+AT_GO = f"{READY}; until [ -e go ]; do sleep 0.2; done"  # each sleep is a process
 FAILS = f"{AT_GO}; echo 'no such data' >&2; exit 7"
 IS_KILLED = f"{AT_GO}; kill -KILL $$"
 

@@ -15,7 +15,7 @@ from machines.processes import wait_until
 from machines.warm import WarmProcess
 
 # A rank that exits at SIGTERM, or when the test creates the file `go`.
-WAIT = 'echo "ready $RANK"; until [ -e go ]; do sleep 0.05; done; echo end'
+WAIT = 'echo "ready $RANK"; until [ -e go ]; do sleep 0.2; done; echo end'
 
 
 def shell(script: str) -> list[str]:

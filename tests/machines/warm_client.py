@@ -27,15 +27,17 @@ def pass_on(pid: int, number: int) -> None:
 
 # What is forked may do much before this process is told so: a signal that comes meanwhile waits for its handler.
 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]  # as in a script's background
 place, name, program, *argv = sys.argv[1:]
 descriptors = [number for number in range(10) if is_open(number)]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     server.connect(place)
     order = {"program": program, "name": name, "argv": argv, "env": dict(os.environ), "descriptors": descriptors}
+    order["ignored"] = ignored
     order["cwd"] = os.getcwd()  # noqa: PTH109 - to import pathlib takes as long as all the rest
     socket.send_fds(server, [json.dumps(order).encode()], descriptors)
     pid = json.loads(server.recv(100))
-    for number in SIGNALS:
+    for number in set(SIGNALS).difference(ignored):
         signal.signal(number, lambda number, frame: pass_on(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     exit_code = json.loads(server.recv(100))

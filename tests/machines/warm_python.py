@@ -81,6 +81,8 @@ class Server:
 def become(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Be a process that was started with these arguments."""
     os.setsid()
+    for number in order.get("ignored", ()):
+        signal.signal(number, signal.SIG_IGN)
     program, argv = order["program"], order["argv"]
     Path("/proc/self/comm").write_text(order["name"])
     kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]

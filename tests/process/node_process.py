@@ -35,7 +35,7 @@ from launcher.node import archive, kept_archives, messages
 from launcher.session.allowed_messages import read_message
 from launcher.session.node_state import read_facts, read_route
 from launcher.transports import bootstrap
-from launcher.transports.archives import pack_node
+from launcher.transports.archives import PackedCode, pack_node
 
 STOP_TIMEOUT_S = 0.2
 POLL_S = 0.01
@@ -92,11 +92,11 @@ _sharing = threading.Lock()
 
 
 @functools.cache
-def code_cache() -> Path:
+def code_cache(pack: Callable[[], PackedCode] = pack_node) -> Path:
     """Return a cache directory that holds launch's code: to compile it takes longer than most starts."""
     folder = Path(tempfile.mkdtemp(prefix="tests-code-"))
     atexit.register(shutil.rmtree, folder)
-    code, own = folder / "launch" / "code", pack_node()
+    code, own = folder / "launch" / "code", pack()
     code.mkdir(parents=True, mode=0o700)
     kept_archives.keep(str(code), own.name, archive.Archive(own.content, {}))
     return folder

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from machines.patience import DEADLINE_S, NEVER_S, long_enough
 from machines.processes import wait_until
+from node_process import code_cache
 
 from launcher.controller import orders, remote_launcher
 from launcher.controller.orders import Control
@@ -57,8 +58,13 @@ for path in sorted(pathlib.Path(sys.argv[1]).rglob("*.py")):
 
 
 @pytest.fixture(autouse=True)
+def _code_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(code_cache(pack_launcher)))
+
+
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return where the code is kept."""
+    """Return where the code will be kept, for a test that sends it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "launch" / "code"
 

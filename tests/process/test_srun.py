@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from machines.channels import read_all, read_line
 from machines.patience import DEADLINE_S, NEVER_S, slowed
 from machines.ports import free_port
 from machines.processes import is_alive, read_command
-from node_process import find_marked, wait_until
+from node_process import find_marked, share_code, wait_until
 
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.hosts.host import Host
@@ -45,6 +46,8 @@ class Cluster:
         self.env = {
             **os.environ, "PATH": f"{folder}:{os.environ['PATH']}", MARK: self.mark, "XDG_CACHE_HOME": f"{folder}/cache"
         }  # fmt: skip
+        for host in (A, B):
+            share_code(folder / "cache" / host.name)
         self.reached: list[SrunTransport] = []
 
     def write_program(self, name: str, script: str) -> None:
@@ -115,6 +118,7 @@ def test_a_rank_is_no_task_and_has_no_login(cluster: Cluster) -> None:
 
 def test_every_node_gets_the_same_few_bytes_once_it_has_the_code(cluster: Cluster) -> None:
     """Neither the code nor the command lines of other nodes."""
+    shutil.rmtree(cluster.folder / "cache")
     sizes = []
     for hosts in ([A], [A, B], [A, B]):
         transport = cluster.reach(*hosts, FAKE_SRUN_COPY=f"{cluster.folder}/sent")
