@@ -15,9 +15,8 @@ from machines.slurm import LOGIN, Slurm, find_obstacle
 from machines.warm import WarmPython, client_words
 from ways import Way
 
-# `launch` in the PATH of `login`: forked, outside of an allocation.
+# `launch` in the PATH of `login`: forked.
 LAUNCH = """#!/bin/sh
-[ -z "$SLURM_JOB_ID" ] || exec {program} "$@"
 exec {client} {python} {program} "$@"
 """
 

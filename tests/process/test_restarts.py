@@ -16,6 +16,7 @@ from machines.patience import DEADLINE_S, NEVER_S, slowed
 from screen import Screen
 from transport_by_host import TransportByHost
 
+from launcher.cli.test_distributed import print_culprits
 from launcher.errors import HostFailure, HostFailureKind, HostsUnreachable
 from launcher.hosts.host import Host
 from launcher.job.job import Job, OnHang, Program, ProgramKind, Timeouts
@@ -329,19 +330,32 @@ def test_a_hang_that_ends_the_run_is_not_followed_by_a_restart(tmp_path: Path) -
     assert len(done.record["attempts"]) == 1
 
 
+def fail_on_n3(group: Group, *words: str) -> Job:
+    """Return a test that fails on every group with n3."""
+    words = ("-c", "for name; do [ $name != n3 ] || exit 1; done", "sh", *group)
+    return Job(Program(ProgramKind.COMMAND, "/bin/sh", words), nproc=1, cpu=True, timeouts=Timeouts(DEADLINE_S))
+
+
+def test_a_search_that_was_asked_for_prints_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = [Host("n1"), Host("n3")]
+    print_culprits(fail_on_n3, hosts, lambda hosts, say: LocalTransport(), tmp_path, as_json=False)
+    out, err = capsys.readouterr()
+    assert out == "verdict: n3 fails alone\n"
+    first, *tested = err.splitlines()
+    assert first == f"test-distributed: looking for the failing hosts; logs in {tmp_path}"
+    assert "testing n1 alone: ok" in tested and "testing n3 alone: FAILED (n3 rank 0: exit code 1)" in tested
+    assert len([*tmp_path.glob("2*/run.json")]) == len(tested)
+
+
 @pytest.mark.usefixtures("impatient")
 def test_after_two_hangs_the_host_to_blame_is_searched(tmp_path: Path) -> None:
-    """Every group with n3 fails its test, so the spare takes its place, and n3 is remembered."""
+    """The spare takes its place, and n3 is remembered."""
     tested = []
-
-    def make_job(group: Group) -> Job:
-        words = ("-c", "for name; do [ $name != n3 ] || exit 1; done", "sh", *group)
-        return Job(Program(ProgramKind.COMMAND, "/bin/sh", words), nproc=1, cpu=True, timeouts=Timeouts(DEADLINE_S))
 
     async def search(hosts: Sequence[Host]) -> Verdict:
         folder = tmp_path / "bisection"
         return await find_culprits(
-            make_job, hosts, lambda hosts, say: LocalTransport(), folder, lambda *test: tested.append(test)
+            fail_on_n3, hosts, lambda hosts, say: LocalTransport(), folder, lambda *test: tested.append(test)
         )
 
     script = HANGS.replace("= 1", "= 2")

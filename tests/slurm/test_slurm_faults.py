@@ -44,16 +44,6 @@ def test_the_job_is_cancelled(launch: SlurmLaunch) -> None:
     assert re.search(why, done.stderr, re.MULTILINE), done
 
 
-def test_the_job_of_a_script_is_cancelled(launch: SlurmLaunch) -> None:
-    job = launch.submit("launch --nproc 2 --stop-timeout 1 --no-python sh -c 'echo ready; sleep 300'")
-    assert wait_until(lambda: (launch.folder / "job.log").exists() and launch.log.count("ready") == 4)
-    launch.slurm.run("scancel", job)
-    assert wait_until(lambda: "0 processes left on 2 hosts" in launch.log), launch.log
-    # Slurm signals launcher and supervisors at once, and either may be first.
-    ended = r"^(launch: stopped by SIGTERM after|  why: (the )?Slurm job( \d+)?, or the step) "
-    assert re.search(ended, launch.log, re.MULTILINE), launch.log
-
-
 @pytest.mark.parametrize("start", ["torchrun", "plain"])
 def test_a_warning_to_the_whole_job_is_for_the_ranks(launch: SlurmLaunch, start: str) -> None:
     """As of sbatch's --signal=USR1@60, without its `B:`: each process of the steps gets it."""

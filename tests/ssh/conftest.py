@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from launching import TRANSPORTS, Launch
 from machines.processes import is_alive, send_signal, wait_until
+from machines.warm import WarmPython, write_client
 from ssh_hosts import SshHosts, find_obstacle
 
 
@@ -61,3 +62,12 @@ def nothing_is_left(hosts: SshHosts, launch: Launch) -> Iterator[None]:
     assert not processes, "processes are left"
     assert not hidden, "hidden processes are left"
     assert not files, "files are left"
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a program that does what `python` does, in a process that is forked and has torch at once."""
+    folder = tmp_path_factory.mktemp("warm")
+    running = WarmPython(folder)
+    yield write_client(folder / "python", running.place)
+    running.close()

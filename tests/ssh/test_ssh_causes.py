@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launching import RANK_FILE, Launch, rank, shell
+from launching import RANK_FILE, Launch, rank
 
 NOTHING_LEFT = "0 processes left on 2 hosts"
 
@@ -38,12 +38,3 @@ def line_of(text: str) -> int:
     """Return the number of the first line of rank.py that holds `text`."""
     lines = RANK_FILE.read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if text in line)
-
-
-def test_the_exit_code_is_the_first_failure_s(launch: Launch) -> None:
-    first = 'if [ "$RANK" = 1 ]; then echo $$ >new; mv new first; exit 42; fi'
-    beside = "until [ -e first ] && ! kill -0 $(cat first) 2>/dev/null; do sleep 0.02; done; exit 43"
-    later = "trap 'exit 43' TERM; while :; do sleep 0.02; done"
-    done = launch.run(*shell(f'{first}; if [ "$RANK" = 0 ]; then {beside}; fi; {later}'))
-    assert done.exit_code == 42
-    assert "launch: node1 rank 1 failed first (exit code 42), stopping the run on 2 hosts" in done.words

@@ -490,14 +490,6 @@ def test_a_password_is_asked_once_and_shown_nowhere(launch: Launch, hosts: SshHo
     assert server.shown == []
 
 
-def test_ctrl_c_at_the_question(launch: Launch, hosts: SshHosts) -> None:
-    with Terminal() as terminal:
-        running = launch.start_exec("--ask-password", "--", "true", **terminal.for_popen())
-        terminal.read_until("launch: password for all hosts: ")
-        terminal.type(b"\x03")
-        assert running.finish().exit_code == 130
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -578,33 +570,12 @@ def test_a_gateway_that_does_not_answer(log_in: LogIn, hosts: SshHosts, transpor
     assert (failure.kind, re.sub(r"port \d+", "port {}", failure.text)) == (HostFailureKind.TIMED_OUT, said)
 
 
-@pytest.mark.parametrize("transport", ["ssh"])
-def test_a_control_master_is_used_where_there_is_one_and_never_made(
-    log_in: LogIn, hosts: SshHosts, tmp_path: Path
+def test_a_control_master_is_used_and_never_made_and_its_end_is_a_lost_connection(
+    launch: Launch, hosts: SshHosts
 ) -> None:
-    place = tmp_path / "master"
-    settings = {"ControlPath": place, "ControlMaster": "auto", "ControlPersist": "yes"}
-    assert log_in(node2=settings) == "in\n"
-    assert not place.exists()
-    before = hosts["node2"].log.count("Accepted publickey")
-    master = subprocess.Popen(
-        ["ssh", "-F", tmp_path / "config", "-o", "ControlPersist=no", "-M", "-N", "node2"],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        assert wait_until(place.exists)
-        assert wait_until(lambda: hosts["node2"].log.count("Accepted publickey") > before)  # logged after its answer
-        assert log_in(node2=settings) == "in\n"
-        assert hosts["node2"].log.count("Accepted publickey") - before == 1
-    finally:
-        master.kill()  # told to end, one of OpenSSH 9.2 has been seen to stay
-        master.wait()
-
-
-def test_a_control_master_that_ends_is_a_lost_connection(launch: Launch, hosts: SshHosts) -> None:
-    place = launch.folder / "master"
-    config = hosts.write_config(launch.folder / "config", node2={"ControlPath": place})
+    place, own = launch.folder / "master", launch.folder / "own"
+    makes = {"ControlPath": own, "ControlMaster": "auto", "ControlPersist": "yes"}
+    config = hosts.write_config(launch.folder / "config", node1=makes, node2={"ControlPath": place})
     master = subprocess.Popen(
         ["ssh", "-F", config, "-o", "ControlMaster=yes", "-N", "node2"],
         stdin=subprocess.DEVNULL,
@@ -614,6 +585,7 @@ def test_a_control_master_that_ends_is_a_lost_connection(launch: Launch, hosts: 
         assert wait_until(place.exists)
         running = launch.start("--transport", "ssh", "--ssh-config", str(config), *rank("wait"))
         running.wait_for_ranks()
+        assert not own.exists()
     finally:
         master.kill()
         master.wait()

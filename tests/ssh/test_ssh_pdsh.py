@@ -95,16 +95,6 @@ def test_a_run_outlives_pdsh_and_leaves_nothing_all_the_same(launch: Launch) -> 
     assert (find_calls(launch), find_folders(launch)) == ([], [])
 
 
-def test_a_launcher_that_is_killed_after_pdsh_leaves_nothing(launch: Launch) -> None:
-    running = launch.start(*rank("wait"))
-    running.wait_for_ranks()
-    kill_pdsh(launch)
-    running.signal(signal.SIGKILL)
-    running.wait_until_clean()
-    assert wait_until(lambda: not find_calls(launch))
-    assert wait_until(lambda: not find_folders(launch))
-
-
 def test_a_connection_that_hangs_is_used_for_nothing_more(launch: Launch, hosts: SshHosts) -> None:
     running = launch.start("--silence", f"{slowed(3):g}", *rank("wait"))
     running.wait_for_ranks()

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from launching import PROGRAM, TIMES, Launch, Running
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
-from machines.warm import WarmPython, write_client
 
 ROOT = Path(__file__).parents[2]
 TRAINER = ("-m", "launcher.trainer", "--config", "my runs/a b.json")
@@ -175,15 +173,6 @@ def project(launch: Launch) -> Path:
     (launch.folder / TRAINER[-1]).write_text(json.dumps(SMALL))
     (launch.folder / SMALL["data"]).write_text("To be, or not to be, that is the question. " * 20)
     return launch.folder
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a program that does what `python` does, in a process that is forked and has torch at once."""
-    folder = tmp_path_factory.mktemp("warm")
-    running = WarmPython(folder)
-    yield write_client(folder / "python", running.place)
-    running.close()
 
 
 def start(launch: Launch, name: str, *words: str, options: str) -> Running:

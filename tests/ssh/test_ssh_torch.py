@@ -1,9 +1,10 @@
-"""Real torch on two SSH hosts: a few runs, since each takes the seconds that two imports of torch take."""
+"""Real torch on SSH hosts, forked by a Python that has imported it."""
 
 from __future__ import annotations
 
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from launching import Launch
@@ -12,7 +13,7 @@ from machines.patience import NEVER_S
 if find_spec("torch") is None:  # importing it would take the other tests a second
     pytest.skip("no torch: pip install torch==2.13.0", allow_module_level=True)
 
-ONE_EACH = ("--nproc", "1")
+ONE_EACH = ("--nproc", "1", "--env", "OMP_NUM_THREADS=1")
 LONG_STOP = ("--stop-timeout", f"{NEVER_S:g}")
 
 # One rank of all raises after the first all-reduce; the others meet its closed connections.
@@ -56,24 +57,25 @@ while True:
 """
 
 
-def test_a_rank_raises(launch: Launch) -> None:
+def test_a_rank_raises(launch: Launch, python: Path) -> None:
     (launch.folder / "train.py").write_text(RAISE)
-    done = launch.run(*ONE_EACH, "train.py")
+    done = launch.run(*ONE_EACH, "--start=plain", "--python", str(python), "train.py")
     assert done.exit_code == 1
     assert "[node1:0] sum 2 of 2" in done.lines
     assert "launch: node2 rank 1 failed first (exit code 1), stopping the run on 2 hosts" in done.words
     start = done.words.index("  node2 rank 1 (local rank 0) at HH:MM:SS:")
     assert done.words[start + 1 : start + 4] == [
-        f'    File "{launch.folder}/train.py", line 12, in <module>',
+        '    File "train.py", line 12, in <module>',
         '      raise ValueError("the optimizer met a NaN")',
         "    ValueError: the optimizer met a NaN",
     ]
     assert done.words[-1] == "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)"
 
 
-def test_a_trainer_with_loader_workers_saves(launch: Launch) -> None:
+def test_a_trainer_with_loader_workers_saves(launch: Launch, python: Path) -> None:
     (launch.folder / "train.py").write_text(SAVE)
-    running = launch.start(*ONE_EACH, "--hosts", "node2", *LONG_STOP, "train.py")
+    words = ("--hosts", "node2", "--start=plain", "--python", str(python))
+    running = launch.start(*ONE_EACH, *LONG_STOP, *words, "train.py")
     running.wait_for("] ready")
     running.signal(signal.SIGINT)
     done = running.finish()

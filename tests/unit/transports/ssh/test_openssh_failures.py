@@ -137,10 +137,6 @@ SAID = [
         [HOP], "no way", "its jump host can't reach 10.0.0.2 port 2222 (Connection refused)", None,
     ),
     (
-        "channel 0: open failed: connect failed: Connection refused\r\nstdio forwarding failed\r\n" + CLOSED_WAY * 2,
-        [FIRST, HOP], "no way", "its jump host can't reach 10.0.0.9 port 22 (Connection refused)", "hop",
-    ),
-    (
         "ann@10.0.0.9: Permission denied (publickey).\r\n" + CLOSED_WAY,
         [HOP], "login refused", "login refused for user ann (tried nothing: there is no key)", "hop",
     ),
@@ -150,14 +146,6 @@ SAID = [
     ),
     ("Host key verification failed.\r\n" + CLOSED_WAY, [HOP], "host key unknown", "its host key is not known", "hop"),
     ("Host key verification failed.\r\n", [HOP], "host key unknown", "its host key is not known", None),
-    (
-        "Host key verification failed.\r\n" + CLOSED_WAY * 2,
-        [FIRST, HOP], "host key unknown", "its host key is not known", "first",
-    ),
-    (
-        "Host key verification failed.\r\n" + CLOSED_WAY,
-        [FIRST, HOP], "host key unknown", "its host key is not known", "hop",
-    ),
     (
         "Host key verification failed.\r\n" + UNWRITTEN + CLOSED_WAY,
         [FIRST, HOP], "host key unknown", "its host key is not known", "first",
