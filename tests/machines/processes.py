@@ -32,10 +32,14 @@ class Process:
         send_signal(self.pid, signal.SIGKILL)
 
 
+def all_pids() -> list[int]:
+    """Return the ids of all processes that are seen here, zombies too."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - polled, as below
+
+
 def list_pids(namespace: str, kind: str = "pid") -> list[int]:
     """Return the ids of all living processes in a namespace, a PID namespace's first one included."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - see below
-    return [pid for pid in pids if read_namespace(pid, kind) == namespace and read_state(pid) not in _GONE]
+    return [pid for pid in all_pids() if read_namespace(pid, kind) == namespace and read_state(pid) not in _GONE]
 
 
 def list_processes(namespace: str, host: str) -> list[Process]:
@@ -49,24 +53,24 @@ def describe(pids: Iterable[int], host: str) -> list[Process]:
     for pid in pids:
         name = read_name(pid)
         if name and not name.startswith(_DAEMONS):
-            is_ours = "\0LAUNCH_MARK=" in "\0" + _read(pid, "environ")
+            is_ours = "\0LAUNCH_MARK=" in "\0" + read_proc(pid, "environ")
             found.append(Process(host, pid, read_parent(pid), read_command(pid)[:200], is_ours))
     return found
 
 
 def read_name(pid: int) -> str:
     """Return the name of a process's program, or "" if it is gone."""
-    return _read(pid, "comm").strip()
+    return read_proc(pid, "comm").strip()
 
 
 def read_command(pid: int) -> str:
     """Return a process's command line with a space after each word, or "" if it is gone."""
-    return _read(pid, "cmdline").replace("\0", " ")
+    return read_proc(pid, "cmdline").replace("\0", " ")
 
 
 def read_state(pid: int) -> str:
     """Return a process's state (R, S, D, T, Z or X), or "" if it is gone."""
-    return _read(pid, "stat").rpartition(") ")[2][:1]
+    return read_proc(pid, "stat").rpartition(") ")[2][:1]
 
 
 def is_alive(pid: int) -> bool:
@@ -75,7 +79,7 @@ def is_alive(pid: int) -> bool:
 
 def read_parent(pid: int) -> int:
     """Return the id of a process's parent, or 0 if the process is gone."""
-    fields = _read(pid, "stat").rpartition(") ")[2].split()
+    fields = read_proc(pid, "stat").rpartition(") ")[2].split()
     return int(fields[1]) if fields else 0
 
 
@@ -104,7 +108,8 @@ def wait_until(is_true: Callable[[], object], timeout_s: float = DEADLINE_S, pol
     return True
 
 
-def _read(pid: int, name: str) -> str:
+def read_proc(pid: int, name: str) -> str:
+    """Return a file below /proc/PID, or "" if the process is gone."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123 - see above
             return file.read().decode("utf-8", "replace")

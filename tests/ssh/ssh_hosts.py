@@ -19,7 +19,7 @@ from pathlib import Path
 
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
-from machines.processes import send_signal, wait_until
+from machines.processes import all_pids, read_name, read_parent, read_proc, send_signal, wait_until
 
 SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
 POLL_S = 0.02
@@ -144,11 +144,10 @@ class SshHost:
     def sessions(self) -> list[int]:
         """Return the ids of sshd's own processes, one or two for each connection."""
         assert self.server is not None
-        parents = list(read_parents())
+        parents = {pid: read_parent(pid) for pid in all_pids() if read_name(pid).startswith("sshd")}
         found = [self.server.pid]
         for pid in found:  # grows meanwhile
-            below = [child for child, parent in parents if parent == pid]
-            found += [child for child in below if "".join(read_argv(child)).startswith("sshd")]
+            found += [child for child, parent in parents.items() if parent == pid]
         return found[1:]
 
     def freeze(self) -> None:
@@ -305,42 +304,12 @@ def _is_listening(place: Path) -> bool:
         return sock.connect_ex(str(place)) == 0
 
 
-# ---- /proc, read without the launcher's own reader ------------------------------------------------------------------
-
-
 def read_processes() -> Iterator[Process]:
     """Yield every process that is alive and may be looked into; a zombie has no environment left."""
-    for pid, parent in read_parents():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - polled for all processes: Path is slower
-                env = file.read()
-        except OSError:
-            continue
-        if argv := read_argv(pid):  # nothing if it has ended between the two looks
-            yield Process(pid, parent, tuple(argv), frozenset(env.decode("utf-8", "replace").split("\0")))
-
-
-def read_parents() -> Iterator[tuple[int, int]]:
-    """Yield every process with its parent, zombies too."""
-    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:  # noqa: PTH208 - polled, as below
-        if fields := read_stat(pid):
-            yield pid, int(fields[1])
-
-
-def read_argv(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
-    except OSError:
-        return []
-
-
-def read_stat(pid: int) -> list[str]:
-    """Return the fields from the state on, or nothing for a process that is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - as above
-            return file.read().rpartition(") ")[2].split()
-    except OSError:
-        return []
+    for pid in all_pids():
+        env, argv = read_proc(pid, "environ"), read_proc(pid, "cmdline")
+        if env and argv:  # nothing if it has ended between the two looks
+            yield Process(pid, read_parent(pid), tuple(argv.split("\0")), frozenset(env.split("\0")))
 
 
 def read_peak_kib(pid: int) -> int:

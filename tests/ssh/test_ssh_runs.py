@@ -62,19 +62,6 @@ def test_ranks_follow_the_order_of_a_hostfile_and_its_slots(launch: Launch) -> N
     ]  # fmt: skip
 
 
-def test_quiet_shows_nothing_and_logs_all(launch: Launch) -> None:
-    done = launch.run("--quiet", *shell("echo hello"))
-    assert done.stdout == ""
-    assert sorted(done.log(0).splitlines()) == ["[node1:0] hello", "[node1:1] hello"]
-    assert sorted(done.log(1).splitlines()) == ["[node2:2] hello", "[node2:3] hello"]
-
-
-def test_ranks_shows_those_and_logs_all(launch: Launch) -> None:
-    done = launch.run("--ranks", "0,3", *shell("echo hello"))
-    assert sorted(done.lines) == ["[node1:0] hello", "[node2:3] hello"]
-    assert len(done.log(0).splitlines() + done.log(1).splitlines()) == 4
-
-
 @every_transport
 def test_40_mb_in_one_burst(launch: Launch) -> None:
     script = f'[ "$RANK" = 2 ] || exit 0; yes {BURST_LINE} | head -n {BURST_LINES}'

@@ -97,16 +97,6 @@ def count_last_lines(log: Path) -> int:
 # ---- pipes ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_cause_is_told_though_stdout_is_not_read(launch: Launch) -> None:
-    running = launch.start(*shell(f"{FLOOD}; exit 3"), stdout=subprocess.PIPE)
-    running.go()
-    running.wait_for(r"failed first \(exit code 3\), stopping the run on 2 hosts$")
-    running.wait_until_clean()
-    assert running.process.stdout is not None
-    running.process.stdout.read()  # else it would be waited for
-    assert running.finish().exit_code == 3
-
-
 def test_a_pipe_that_was_closed_does_not_stop_the_run(launch: Launch) -> None:
     """As with `| head -1`, or a pager that was quit."""
     running = launch.start(*shell(FLOOD), stdout=subprocess.PIPE)
