@@ -48,9 +48,9 @@ def slowed_process(pid: int, share: float) -> Iterator[None]:
 def test_a_slowed_rank_is_named(starter: Any) -> None:
     """It gets a twentieth of its time, and so does less than the others in the same time."""
     results = starter.folder / "results.json"
-    words = ["-m", "launcher.collectives", "--max-size", "1", "--load", "2"]
+    words = ["-m", "launcher.collectives", "--max-size", "1", "--load", "1"]
     ranks = starter.start_ranks(3, lambda _: words, {"LAUNCH_FILES": str(results.parent)})
-    ranks[0].wait_for("loading all CPUs for 2 s")
+    ranks[0].wait_for("loading all CPUs for 1 s")
     with slowed_process(ranks[1].process.pid, 0.05):
         assert [rank.wait() for rank in ranks] == [0, 0, 0], ranks[1].stderr
     loads = read_loads(results.read_bytes(), 1)

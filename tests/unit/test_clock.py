@@ -26,6 +26,12 @@ print(utc_offset(), local_time({BEFORE}), iso_time({BEFORE} + 1), sep="|")
 """
 
 
+def run(zone: str, *words: str) -> str:
+    """Return what a program of Python prints in a time zone."""
+    env = {**os.environ, "TZ": zone}
+    return subprocess.run([sys.executable, "-c", *words], env=env, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize(
     ("zone", "offset", "local", "iso"),
     [
@@ -34,10 +40,7 @@ print(utc_offset(), local_time({BEFORE}), iso_time({BEFORE} + 1), sep="|")
     ],
 )
 def test_a_time_has_the_offset_of_the_start(zone: str, offset: str, local: str, iso: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW], env={**os.environ, "TZ": zone}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"{offset}|{local}|{iso}\n"
+    assert run(zone, SHOW) == f"{offset}|{local}|{iso}\n"
 
 
 @pytest.mark.parametrize(
@@ -53,11 +56,7 @@ def test_a_time_has_the_offset_of_the_start(zone: str, offset: str, local: str, 
     ],
 )
 def test_a_time_that_was_typed_is_the_next_one_here(zone: str, text: str, now: float, at: float, shown: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", READ, text, str(now)], env={**os.environ, "TZ": zone}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert done.stdout == f"{int(at)}|{shown}\n"
+    assert run(zone, READ, text, str(now)) == f"{int(at)}|{shown}\n"
 
 
 @pytest.mark.parametrize(

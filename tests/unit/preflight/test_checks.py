@@ -36,6 +36,13 @@ def test_nothing_is_found_where_nothing_is_wrong(job, fact):
 
 
 GPU_FIX = "request fewer with --gpus (one process per GPU)"
+SETUP_FIX = "test it there: it runs in the working directory, in bash, without a terminal"
+NO_CONDA = "no conda on PATH, nor in ~, /opt or /usr/local; and no micromamba"
+
+
+def failed(step, reason, *lines):
+    """Return a node whose setup has failed, so no Python was looked for, and none is missing."""
+    return facts(python=None, torch_version=None, setup_failure=SetupFailure(step, reason, lines))
 
 
 @pytest.mark.parametrize(
@@ -133,59 +140,38 @@ GPU_FIX = "request fewer with --gpus (one process per GPU)"
             facts(route=Route(None, "10.9.9.9")),
             "gpu1: no interface has the address 10.9.9.9\n  fix: set NCCL_SOCKET_IFNAME with --env",
         ),
-    ],
-)
-def test_a_finding_says_what_is_wrong_and_what_to_do(job, fact, finding):
-    assert problems(job, fact) == [finding]
-
-
-SETUP_FIX = "test it there: it runs in the working directory, in bash, without a terminal"
-NO_CONDA = "no conda on PATH, nor in ~, /opt or /usr/local; and no micromamba"
-
-
-def failed(step, reason, *lines):
-    return facts(python=None, torch_version=None, setup_failure=SetupFailure(step, reason, lines))
-
-
-@pytest.mark.parametrize(
-    ("fact", "finding"),
-    [
         (
+            Job(SCRIPT),
             failed("--setup", "exit code 4", "one", "\x1b[31mtwo\x1b[0m"),
             f"gpu1: --setup failed (exit code 4):\n    one\n    [31mtwo[0m\n  fix: {SETUP_FIX}",
         ),
         (
+            Job(SCRIPT),
             failed("--conda x", "exit code 127", NO_CONDA),
             f"gpu1: --conda x failed (exit code 127): {NO_CONDA}\n  fix: load conda or add it to PATH with --setup",
         ),
         (
+            Job(SCRIPT),
             failed("--conda x", "exit code 1", "not found: x"),
             "gpu1: --conda x failed (exit code 1): not found: x\n"
             "  fix: name an environment, or its path, that `conda env list` shows there",
         ),
+        (
+            Job(SCRIPT, activation=Activation(venv="~/env")),
+            facts(torch_version=None, venv_found=False, pythons_tried=(("/root/env/bin/python", "not found"),)),
+            "gpu1: no virtual environment ~/env: ~/env/bin/python doesn't exist\n"
+            "  fix: create it with python3 -m venv, or name another with --venv",
+        ),
+        (
+            Job(SCRIPT, activation=Activation(conda="x")),
+            facts(torch_version=None, pythons_tried=(("/root/env/bin/python", "no torch in it"),)),
+            "gpu1: no Python with torch (/root/env/bin/python: no torch in it)\n"
+            "  fix: install torch in that environment, or name another",
+        ),
     ],
 )
-def test_a_setup_that_failed_is_the_only_finding(fact, finding):
-    """No Python was looked for, so none is missing."""
-    assert problems(Job(SCRIPT), fact) == [finding]
-
-
-def test_a_virtual_environment_that_is_missing():
-    job = Job(SCRIPT, activation=Activation(venv="~/env"))
-    fact = facts(torch_version=None, venv_found=False, pythons_tried=(("/root/env/bin/python", "not found"),))
-    assert problems(job, fact) == [
-        "gpu1: no virtual environment ~/env: ~/env/bin/python doesn't exist\n"
-        "  fix: create it with python3 -m venv, or name another with --venv"
-    ]
-
-
-@pytest.mark.parametrize("activation", [Activation(venv="~/env"), Activation(conda="x")])
-def test_an_environment_without_torch(activation):
-    fact = facts(torch_version=None, pythons_tried=(("/root/env/bin/python", "no torch in it"),))
-    assert problems(Job(SCRIPT, activation=activation), fact) == [
-        "gpu1: no Python with torch (/root/env/bin/python: no torch in it)\n"
-        "  fix: install torch in that environment, or name another"
-    ]
+def test_a_finding_says_what_is_wrong_and_what_to_do(job, fact, finding):
+    assert problems(job, fact) == [finding]
 
 
 def test_slots_and_chosen_gpus_are_held_against_what_is_there():

@@ -91,6 +91,8 @@ def gpus(count, **more):
             [gpus(8), gpus(4), gpus(8), gpus(4), gpus(2)],
             [f"warning: gpu[1-5]: 8 GPUs on gpu[1,3], 4 GPUs on gpu[2,4] and 2 GPUs on gpu5; fix: {COUNTS}"],
         ),
+        ([gpus(4), gpus(8)], [f"warning: gpu2: 8 GPUs, the others 4 GPUs; fix: {COUNTS}"]),  # the first is usual
+        ([gpus(4), gpus(8), gpus(8), gpus(4)], [f"warning: gpu[2-3]: 8 GPUs, the others 4 GPUs; fix: {COUNTS}"]),
         ([gpus(8), gpus(0)], []),  # that one has a finding of its own
         (
             [gpus(8), gpus(8, name="A100")],
@@ -126,13 +128,6 @@ def gpus(count, **more):
 )  # fmt: skip
 def test_who_differs(every_fact, findings):
     assert found(every_fact) == findings
-
-
-def test_of_two_the_first_is_what_is_usual():
-    assert found([gpus(4), gpus(8)]) == [f"warning: gpu2: 8 GPUs, the others 4 GPUs; fix: {COUNTS}"]
-    assert found([gpus(4), gpus(8), gpus(8), gpus(4)]) == [
-        f"warning: gpu[2-3]: 8 GPUs, the others 4 GPUs; fix: {COUNTS}"
-    ]
 
 
 @pytest.mark.parametrize(
