@@ -5,9 +5,8 @@ idles, one whose GPU computes slowly is busier than the others. So nothing says 
 Each interval is looked at alone, and a sign counts once it was there in enough of them in a row:
 
 1. the driver holds the clock down because of heat or the power supply (30 s)
-2. the clock is lower than on equal GPUs that are as busy, and so is the power (30 s)
-3. utilization or power is apart from equal GPUs, (4 min)
-4. memory errors, faults that the driver logs, and a GPU that answers no more (at once)
+2. utilization or power is apart from equal GPUs (4 min), as that of a lower clock is
+3. memory errors, faults that the driver logs, and a GPU that answers no more (at once)
 
 Minder (arXiv 2411.01791) found 4 minutes to be needed where counters are only compared: with less, a quarter of what it
 named was well. Power is measured for a quarter of the time on A100 and H100 (arXiv 2312.02741), so means are compared.
@@ -28,16 +27,12 @@ INTERVAL_S = 15.0
 _HELD = 2  # intervals
 _APART = 16
 _LEAST_PEERS = 2
-_BUSY_PERCENT = 50.0
-_SLOWER = 0.9  # of the others' clock, or power
 _APART_PERCENT = 15.0  # of utilization, or of the power limit, at least
 _USUAL_LIMIT_W = 400.0
 _DEVIATIONS = 5.0  # and so many standard deviations, as estimated by the median of the deviations
 _MAD = 1.4826  # of a normal distribution
 _MOST_APART = 0.25  # more of the GPUs than that are not odd: the job is not the same on all of them
 _SWAPS_MIB_S = 50.0
-
-_CAP = 0x04  # of the reasons why a clock is held down
 
 _Place = tuple[str, int]  # host, and the number of its GPU
 _Found = tuple[int, "Oddity"]  # for how many intervals it must last
@@ -162,29 +157,11 @@ class OddWatch:
         return Oddity(*place, self._ranks.get(place), kind, text)
 
     def _find_held(self, gpus: Mapping[_Place, GpuSample]) -> Iterator[_Found]:
-        """Find clocks of a model that are held down by a fault, or lower than those of others that are as busy.
-
-        At its power cap a GPU's clock may be lower since it works harder than others, which wait for it with full
-        clocks and utilization. Then its power is at least theirs.
-        """
-        faulty = {place for place, gpu in gpus.items() if (gpu.reasons or 0) & FAULTS}
-        busy = {place: gpu.clock_mhz for place, gpu in gpus.items() if gpu.clock_mhz is not None and _is_busy(gpu)}
-        well = [clock for place, clock in busy.items() if place not in faulty]
-        middle = median(well) if len(well) >= _LEAST_PEERS else None
-        slower = set()
-        if middle is not None and len(well) > _LEAST_PEERS:
-            usual_w = median([gpu.power_w or 0.0 for gpu in gpus.values()])
-            slow = {place for place, clock in busy.items() if clock < _SLOWER * middle}
-            slower = {place for place in slow if not usual_w or (gpus[place].power_w or 0.0) < _SLOWER * usual_w}
-            slower = slower if _are_few(slower, len(gpus)) else set()
+        """Find clocks that a fault holds down."""
         for place, gpu in gpus.items():
-            if place not in faulty and place not in slower:
-                continue
-            why = describe_reasons((gpu.reasons or 0) & (FAULTS if place in faulty else _CAP))
-            parts = [f"{why} for {span(_HELD * INTERVAL_S)}"] if why else []
-            parts += [f"SM clock {gpu.clock_mhz:,.0f} MHz"] if gpu.clock_mhz is not None else []
-            parts += [f"the others' median is {middle:,.0f} MHz"] if middle is not None else []
-            yield _HELD, self._oddity(place, "clock", ", ".join(parts))
+            if why := describe_reasons((gpu.reasons or 0) & FAULTS):
+                clock = f", SM clock {gpu.clock_mhz:,.0f} MHz" if gpu.clock_mhz is not None else ""
+                yield _HELD, self._oddity(place, "clock", f"{why} for {span(_HELD * INTERVAL_S)}{clock}")
 
     def _find_apart(self, gpus: Mapping[_Place, GpuSample]) -> Iterator[_Found]:
         """Find utilization and power that are apart from those of equal GPUs."""
@@ -241,10 +218,6 @@ def _find_of_host(name: str, interval: HostInterval) -> Iterator[_Found]:
 def _are_few(places: Iterable[_Place], number: int) -> bool:
     """Tell whether so few of the GPUs differ that they are odd, and not the job."""
     return len([*places]) <= max(1, _MOST_APART * number)
-
-
-def _is_busy(gpu: GpuSample) -> bool:
-    return (gpu.utilization or 0.0) >= _BUSY_PERCENT
 
 
 def _has_readings(gpu: GpuSample | None) -> bool:

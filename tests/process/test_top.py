@@ -95,7 +95,7 @@ def test_the_odd_gpu_of_a_run(machine: Machine) -> None:
     assert columns.split()[:4] == ["HOST", "GPU", "UTIL", "%"] and of_host.startswith(f"{host} ")
     assert first.split() == ["0", "99", "69/80", "650/700", "61", "1980/1980", "power", "cap", "0"]
     machine.nvml.drive(BUSY, BUSY, HOT, BUSY)
-    clock = "SM clock 800 MHz, the others' median is 1,980 MHz"
+    clock = "SM clock 800 MHz"
     line = f"launch: {host} GPU 2 (rank 2): thermal slowdown for 30 s, {clock}\n"
     assert wait_until(lambda: line in machine.said), machine.said
     row = json.loads(machine.launch("ps", "--json").stdout)[0]
