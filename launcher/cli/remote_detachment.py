@@ -84,7 +84,7 @@ def run_planted(
             if run_id != own_id:
                 runs.discard(own_id)
                 raise UsageError(f"--detach: {controller.name} has another run with the id {own_id}", "try again")
-            planted = RemoteRun(run_id, way, request.name, wall_clock(), tuple(host.name for host in everyone))
+            planted = RemoteRun(run_id, way, request.name, wall_clock())
             runs.add(planted)
         if not request.as_json:
             tell(f"launch: run {planted.id} is controlled from {controller.name}, and its logs are kept there")

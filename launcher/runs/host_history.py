@@ -12,7 +12,7 @@ from datetime import datetime
 from launcher.errors import LauncherError
 from launcher.runs.run_json import INCIDENTS
 from launcher.runs.run_list import ListedRun, RunList
-from launcher.wording import count
+from launcher.wording import age
 
 _MENTIONED_S = 16 * 86400.0
 _MOST_RUNS = 30  # the newest; a record of 128 hosts takes 2 ms to read
@@ -29,7 +29,7 @@ def describe(runs: RunList, names: Collection[str], now: float) -> dict[str, str
         for run in runs.read_all(_MOST_RUNS):
             for name, (what, ago_s) in _read_incidents(run, now).items() if isinstance(run, ListedRun) else ():
                 if name in names and ago_s < _MENTIONED_S:
-                    found.setdefault(name, f"{what} {_describe_ago(ago_s)}, in run {run.id}")
+                    found.setdefault(name, f"{what} {age(max(0.0, ago_s))} ago, in run {run.id}")
     return found
 
 
@@ -44,10 +44,3 @@ def _read_incidents(run: ListedRun, now: float) -> dict[str, tuple[str, float]]:
                 if what in INCIDENTS and ago_s > -_DAY_S:  # a clock that was ahead would blame for years
                     incidents[host] = what, ago_s
     return incidents
-
-
-def _describe_ago(seconds: float) -> str:
-    for unit, unit_s in (("day", _DAY_S), ("hour", 3600)):
-        if seconds >= 2 * unit_s:
-            return f"{count(round(seconds / unit_s), unit)} ago"
-    return f"{count(max(1, round(seconds / 60)), 'minute')} ago"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher.clock import wall_clock
 from launcher.diagnosis.cause import Cause, find_cause, find_signature
@@ -153,11 +154,9 @@ class _Node:
         printed = [_text(self.output.tail(local_rank, stream)) for stream in (STDOUT, STDERR)]
         stdout, stderr = gather_traceback(*printed)
         spoke = STDERR if stderr == printed[1] else STDOUT
-        return Failure(
-            host=self.plan.host.name,
-            node_rank=self.plan.node_rank,
-            kind=FailureKind.RANK,
-            at=at,
+        return self._make(
+            FailureKind.RANK,
+            at,
             silent_s=at - self.output.stream_heard_at(local_rank, spoke),
             rank=self.plan.first_rank + local_rank,
             local_rank=local_rank,
@@ -172,11 +171,9 @@ class _Node:
         )
 
     def _torchrun(self, event: Event) -> Failure:
-        return Failure(
-            host=self.plan.host.name,
-            node_rank=self.plan.node_rank,
-            kind=FailureKind.TORCHRUN,
-            at=event.at,
+        return self._make(
+            FailureKind.TORCHRUN,
+            event.at,
             code=event.fields["code"],
             signal=event.fields["signal"],
             stderr=_text(self.output.tail(None, STDERR)),
@@ -186,11 +183,9 @@ class _Node:
         """Return the failure of the node itself: of its supervisor, or of the connection to it."""
         ending = self.state.keeper_ending
         is_supervisor = failure.kind is HostFailureKind.SUPERVISOR
-        return Failure(
-            host=failure.host,
-            node_rank=self.plan.node_rank,
-            kind=FailureKind.SUPERVISOR if is_supervisor else FailureKind.CONNECTION,
-            at=self.state.ended.at if self.state.ended else wall_clock(),
+        return self._make(
+            FailureKind.SUPERVISOR if is_supervisor else FailureKind.CONNECTION,
+            self.state.ended.at if self.state.ended else wall_clock(),
             code=ending.code if ending else None,
             signal=ending.signal if ending else None,
             oom=ending.oom if ending else None,
@@ -198,6 +193,9 @@ class _Node:
             text="" if ending else failure.text,
             stderr=self.session.noise(self.index),
         )
+
+    def _make(self, kind: FailureKind, at: float, **known: Any) -> Failure:
+        return Failure(self.plan.host.name, self.plan.node_rank, kind, at, **known)
 
 
 def _text(tail: bytes) -> str:

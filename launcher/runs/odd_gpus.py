@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from launcher.diagnosis.signatures import HARDWARE_XIDS
-from launcher.hosts.ranges import fold_numbers
 from launcher.job.facts import FAULTS, GpuSample, HostSample, describe_reasons
-from launcher.wording import count, fold_ranks, span
+from launcher.wording import count, span
 
 INTERVAL_S = 15.0
 _HELD = 2  # intervals
@@ -225,20 +224,3 @@ def _has_readings(gpu: GpuSample | None) -> bool:
     return gpu is not None and any(
         value is not None for value in (gpu.memory_used_mib, gpu.temperature_c, gpu.power_w, gpu.clock_mhz)
     )
-
-
-def fold_oddities(found: Iterable[Oddity]) -> list[str]:
-    """Return a line for each; GPUs of one host that stand out by the same thing share one, with the first's figures."""
-    alike: dict[tuple[str, str, bool], list[Oddity]] = {}
-    for oddity in found:
-        alike.setdefault((oddity.host, oddity.kind, oddity.gpu is None), []).append(oddity)
-    lines = []
-    for (host, _, is_of_host), group in alike.items():
-        if is_of_host or len(group) == 1:
-            lines += [oddity.describe() for oddity in group]
-            continue
-        ranks = [oddity.rank for oddity in group if oddity.rank is not None]
-        of_ranks = f" (ranks {fold_ranks(ranks)})" if len(ranks) == len(group) else ""
-        gpus = fold_numbers(sorted(oddity.gpu for oddity in group if oddity.gpu is not None))
-        lines.append(f"{host} GPU {gpus}{of_ranks}: {group[0].text}")
-    return lines

@@ -60,7 +60,7 @@ class Queue:
         self, job: Job, session: Session, order: ClaimOrder, needed: int, on_place: Callable[[Place], object], *,
         with_checks: bool = True,
     ) -> None:  # fmt: skip
-        """needed: how many of the session's hosts; on_place: gets the place, whenever it changes, but not the turn.
+        """needed: how many of the session's hosts; on_place: gets the place, again and again, but not the turn.
 
         with_checks: wait also for the end of processes without a claim.
         """
@@ -75,7 +75,6 @@ class Queue:
         self._busy: dict[int, str] = {}  # what uses the GPUs, by index of the host, with or without a claim
         self._seen_at = 0.0  # by time.monotonic()
         self._decided: dict[int, bool] = {}  # whether its GPUs are claimed, while that is tried
-        self._place: Place | None = None
 
     async def wait(self, deadline: float) -> tuple[Host, ...]:
         """Return the hosts whose GPUs are now the run's; `Session.idle` holds them until its attempt takes them.
@@ -145,11 +144,10 @@ class Queue:
         self._rivals[index] = rivals
 
     def _has_all_answers(self) -> bool:
-        """Return whether all hosts have said what is before this run; say its place if that has changed."""
+        """Return whether all hosts have said what is before this run; say its place."""
         living = self._living()
         place = self._find_place(living)
-        if place != self._place and place.whom:
-            self._place = place
+        if place.whom:
             self._on_place(place)
         return all(index in self._rivals for index, gpus in self._wanted.items() if gpus and index in living)
 

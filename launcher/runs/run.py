@@ -83,7 +83,11 @@ class Run:
 
     async def execute(self) -> Result:
         """Run the job to its end; raise LauncherError if it can't start."""
-        with catch_signals({number: partial(self._hear, number) for number in SIGNALS}):
+        actions: dict[int, Action] = {number: partial(self._hear, number) for number in SIGNALS}
+        actions |= dict.fromkeys(
+            (signal.SIGTSTP, signal.SIGQUIT), _do_nothing
+        )  # between attempts these would suspend it
+        with catch_signals(actions):
             self._look_at_clock()
             try:
                 return await self._repeat()
@@ -397,13 +401,10 @@ class Run:
 
     async def _pause(self, seconds: float) -> None:
         """Wait between two attempts; raise Interrupted for a signal."""
-        # These would suspend or end this process.
-        actions: dict[int, Action] = dict.fromkeys((signal.SIGTSTP, signal.SIGQUIT), _do_nothing)
-        with catch_signals(actions):
-            try:
-                number = await asyncio.wait_for(self._signals.get(), max(seconds, _LISTEN_S))
-            except asyncio.TimeoutError:
-                return
+        try:
+            number = await asyncio.wait_for(self._signals.get(), max(seconds, _LISTEN_S))
+        except asyncio.TimeoutError:
+            return
         raise Interrupted(number)
 
     async def _pause_for(self, ending: Ending, begins_at: float) -> None:

@@ -33,7 +33,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 from launcher.clock import boot_id
 from launcher.errors import LauncherError, UsageError
-from launcher.forms import FormError, SentAs, Within, load_json, reader_of
+from launcher.forms import FormError, Within, load_json, reader_of
 from launcher.hosts.host import Host
 from launcher.node import system
 from launcher.node.own_folders import make_own
@@ -203,8 +203,6 @@ class RemoteRun:
     way: Way
     name: str | None = None
     began_at: Annotated[float, Within(-1e11, 1e11)] = 0.0  # wall-clock seconds; 0: it was started elsewhere, too
-    # And spares; empty if it was started elsewhere. An earlier version wrote more of each as `hosts`.
-    hosts: Annotated[tuple[str, ...], SentAs("host_names")] = ()
     row: RunRow | None = None  # what `launch ps --json` says of it, if it has ended and that was seen
 
     @property
@@ -344,7 +342,7 @@ class RunList:
         """List a run whose id was taken; raise OSError if that can't be written."""
         with contextlib.suppress(LauncherError):
             self._prune()
-        replace_private(self.base / run.id / WAY, json.dumps({**asdict(run), "host_names": run.hosts}))
+        replace_private(self.base / run.id / WAY, json.dumps(asdict(run)))
 
     def note_seen(self, run: RemoteRun, row: RunRow) -> None:
         """Remember how a run elsewhere ended, if this row says so; a full disk is no error."""

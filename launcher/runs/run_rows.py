@@ -52,7 +52,7 @@ class RunRow:
         return self.state in ("starting", "running", "unknown")
 
     def describe(self) -> str:
-        """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min)`."""
+        """Return what the run does, or how it ended: `running (1 restart used)`, `waiting for g2 (4 min 10 s)`."""
         if self.doing is not None and (self.doing.what is not Activity.RUNNING or self.doing.odd):
             return str(self.doing)
         if self.restarts:

@@ -6,7 +6,6 @@ elsewhere are the seconds since then.
 
 # The types of fields are looked at by launcher.forms, so annotations are not postponed.
 import contextlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -22,10 +21,9 @@ from launcher.wording import age, count, ordinal
 if TYPE_CHECKING:
     from launcher.output.write_queue import WriteQueue
 
-_MOST_NAMES = 30  # characters; more hosts than that are counted
+_MOST_LETTERS = 30  # more hosts than that are counted
 _MOST_S = float((1 << 32) - 1)
-_MOST_FOLDED = 100
-_NUMBER = re.compile(r"[0-9]+")
+_MOST_FOLDED = 16  # another machine may have named them; ClusterShell takes minutes for many with several numbers
 
 Seconds = Annotated[float, Within(0, _MOST_S)]
 Name = Annotated[str, Most(255)]
@@ -60,11 +58,11 @@ class Doing:
     odd: Names = ()  # of a `running` run: the GPUs and hosts that stand out
 
     def __str__(self) -> str:
-        """Return `running`, `waiting for g2 (4 min)`, `paused 20 s before restart 3` and the like."""
+        """Return `running`, `waiting for g2 (4 min 10 s)`, `paused 20 s before restart 3` and the like."""
         if self.what is Activity.WAITING and self.hosts:
-            return f"waiting for {fold_briefly(self.hosts)} ({_passed(self.for_s)})"
+            return f"waiting for {fold_briefly(self.hosts)} ({age(self.for_s)})"
         if self.what is Activity.PAUSED and self.left_s is not None:
-            return f"paused {_passed(self.left_s)} before restart {self.restart}"
+            return f"paused {age(self.left_s)} before restart {self.restart}"
         if self.what is Activity.QUEUED:
             return f"queued, {ordinal(self.place)}" + (f", behind {self.behind}" if self.behind else "")
         if self.what is Activity.STARTING and self.restart:
@@ -121,17 +119,9 @@ class RunState:
 
 
 def fold_briefly(names: Sequence[str]) -> str:
-    """Return `gpu[1-4]`, or how many these are if that is long; quick for any names."""
-    # Another machine may have named them, and ClusterShell takes minutes for many names with several numbers.
-    is_soon = len(names) <= _MOST_FOLDED and all(len(_NUMBER.findall(name)) <= 1 for name in names)
-    folded = fold_names(names) if is_soon else ",".join(names)
-    return folded if len(folded) <= _MOST_NAMES else count(len(names), "host")
-
-
-def _passed(seconds: float) -> str:
-    """Return whole minutes for what takes minutes: nobody needs the seconds of a wait."""
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if 1 <= minutes < 60 else age(round(seconds)) if minutes else f"{round(seconds)} s"
+    """Return `gpu[1-4]`, or how many these are if that is long."""
+    folded = fold_names(names) if len(names) <= _MOST_FOLDED else ""
+    return folded if 0 < len(folded) <= _MOST_LETTERS else count(len(names), "host")
 
 
 def _round(seconds: float) -> float:

@@ -18,12 +18,12 @@ from launcher.output.console import Console
 from launcher.output.output_streams import Style
 from launcher.output.run_folder import RunRecord
 from launcher.private_files import open_private
-from launcher.runs.odd_gpus import INTERVAL_S, HostInterval, Oddity, OddWatch, Samples, fold_oddities
+from launcher.runs.odd_gpus import INTERVAL_S, HostInterval, Oddity, OddWatch, Samples
 from launcher.session.session import Session
 
 PERIOD_S = 5.0  # between two samples of a host
 FILE = "samples.jsonl"
-_MOST_NAMED = 1000  # things that stand out, in a run
+_MOST_SAID = 10  # things that stand out, at once
 
 
 class RunSamples:
@@ -98,11 +98,13 @@ class RunSamples:
         new = []
         for each in odd:
             key = each.host, each.gpu, each.kind
-            if key not in self._named and len(self._named) < _MOST_NAMED:
+            if key not in self._named:
                 self._named.add(key)
                 new.append(each)
-        for line in fold_oddities(new):
-            self._console.say(f"launch: {line}", Style.STRONG)
+        for each in new[:_MOST_SAID]:
+            self._console.say(f"launch: {each.describe()}", Style.STRONG)
+        if len(new) > _MOST_SAID:
+            self._console.say(f"launch: {len(new) - _MOST_SAID} more stand out (launch top)", Style.STRONG)
         for each in new:
             self._console.emit("odd", **self._run, **asdict(each))
         subjects = list(dict.fromkeys(each.subject for each in odd))

@@ -197,7 +197,7 @@ def test_a_host_that_reboots_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     assert {(*state.hosts, state.restarts) for state in waits} == {("n1", RestartCount(1, 1, 2))}
     assert len({state.since for state in waits}) == 1
     assert states[-1].what is Activity.STOPPING
-    assert [error for event, error in told if event == "wait"] == ["waiting for n1 (0 s)"]
+    assert [error for event, error in told if event == "wait"] == ["waiting for n1 (0.0 s)"]
     assert "---- restart 1 ----" in (done.folder / "node_0.log").read_text()
     assert [attempt["restarts"]["used"] for attempt in done.record["attempts"]] == [1, 1, 1, 1]
     assert [attempt["outcome"] for attempt in done.record["attempts"]] == ["error", "host", "host", "error"]

@@ -39,7 +39,7 @@ def add(runs: RunList, launch: Launch, second: int, name: str | None, controller
     run_id = runs.take_id(datetime(2026, 11, 20, 9, 12, second), "token")
     began_at = datetime.now().timestamp() - 3 * 86400
     way = Way(controller, ssh_config=str(launch.ssh_config))
-    runs.add(RemoteRun(run_id, way, name, began_at, ("node1", "node2")))
+    runs.add(RemoteRun(run_id, way, name, began_at))
 
 
 def call(launch: Launch, *words: str, code: int) -> list[str]:

@@ -27,7 +27,7 @@ WAITS = {"doing": RunState(Activity.WAITING, 0.0, RestartCount(1, 1, 2), ("gpu2"
         ({}, "running"),  # of an older controller
         ({"restarts": 2}, "running (2 restarts used)"),
         (RUNS, "running (1 restart used)"),
-        ({**RUNS, **WAITS}, "waiting for gpu2 (4 min)"),
+        ({**RUNS, **WAITS}, "waiting for gpu2 (4 min 10 s)"),
         ({"state": "failed", "exit_code": 7, "restarts": None}, "failed (7)"),
         ({"state": "unknown", "restarts": None}, "unknown"),
     ],

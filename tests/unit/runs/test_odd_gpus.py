@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.job.facts import GpuSample, HostSample, Xid, describe_reasons
-from launcher.runs.odd_gpus import HostInterval, Oddity, OddWatch, Samples, fold_oddities
+from launcher.runs.odd_gpus import HostInterval, OddWatch, Samples
 
 WELL = GpuSample(0, "H100", 99, 71000, 81559, 650.0, 700.0, 61, 1980, 1980, 0x4, 0)
 IDLE = replace(WELL, utilization=0, power_w=75.0, clock_mhz=345, reasons=0x1)
@@ -159,16 +159,6 @@ def test_a_reader_that_hangs_and_samples_without_values() -> None:
     told = silent.sum_up()
     assert told is not None
     assert find(*[{"g1": told, "g2": told}] * 17) == [[]] * 17
-
-
-def test_gpus_of_a_host_that_stand_out_together_share_a_line() -> None:
-    def odd(host: str, gpu: int | None, rank: int | None, text: str) -> Oddity:
-        return Oddity(host, gpu, rank, "clock", text)
-
-    found = [odd("g1", 0, 0, "thermal slowdown"), odd("g1", 1, 1, "thermal slowdown"), odd("g1", None, None, "set")]
-    assert fold_oddities([*found, odd("g2", 3, 7, "hot")]) == [
-        "g1 GPU 0-1 (ranks 0-1): thermal slowdown", "g1: set", "g2 GPU 3 (rank 7): hot",
-    ]  # fmt: skip
 
 
 def test_reasons_in_words() -> None:

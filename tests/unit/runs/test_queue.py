@@ -95,7 +95,7 @@ def wait(
     places = [] if places is None else places
     queue = Queue(JOB, session, ORDER, needed, places.append)  # type: ignore[arg-type]
     chosen = asyncio.run(queue.wait(deadline))
-    return [host.name for host in chosen], [place.describe() for place in places]
+    return [host.name for host in chosen], list(dict.fromkeys(place.describe() for place in places))
 
 
 def test_its_turn_on_all_hosts() -> None:

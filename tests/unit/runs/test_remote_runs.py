@@ -24,7 +24,7 @@ WAY = Way("gpu1", "ann", 2222, "fabric", "/home/ann/config", "/usr/bin/python3")
 
 
 def planted(run_id: str, began_at: float = 1.8e9) -> RemoteRun:
-    return RemoteRun(run_id, WAY, "base", began_at, ("gpu1", "gpu2"))
+    return RemoteRun(run_id, WAY, "base", began_at)
 
 
 def read(runs: RunList) -> list[RemoteRun]:

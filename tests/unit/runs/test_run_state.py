@@ -24,18 +24,18 @@ WAITING = RunState(Activity.WAITING, NOW, COUNT, ("g2",))
         (RunState(Activity.STARTING, NOW, COUNT), "starting restart 3"),
         (RunState(Activity.SEARCHING, NOW, COUNT), "searching for the host to blame"),
         (RunState(Activity.PAUSED, NOW, COUNT, until=NOW + 270), "paused 20 s before restart 3"),
-        (RunState(Activity.PAUSED, NOW, COUNT, until=NOW), "paused 0 s before restart 3"),
-        (RunState(Activity.WAITING, NOW, COUNT, ("g1",)), "waiting for g1 (4 min)"),
+        (RunState(Activity.PAUSED, NOW, COUNT, until=NOW), "paused 0.0 s before restart 3"),
+        (RunState(Activity.WAITING, NOW, COUNT, ("g1",)), "waiting for g1 (4 min 10 s)"),
         (RunState(Activity.WAITING, NOW + 200, COUNT, ("g1",)), "waiting for g1 (50 s)"),
         (RunState(Activity.WAITING, NOW - 10_800, COUNT, ("g1", "g2", "g3")), "waiting for g[1-3] (3 h 04 min)"),
         (
             RunState(Activity.WAITING, NOW, COUNT, tuple(f"n{2 * number}" for number in range(99))),
-            "waiting for 99 hosts (4 min)",
+            "waiting for 99 hosts (4 min 10 s)",
         ),
-        (RunState(Activity.WAITING, NOW, COUNT, ("r1-n1", "r1-n2")), "waiting for r1-n1,r1-n2 (4 min)"),
+        (RunState(Activity.WAITING, NOW, COUNT, ("r1-n1", "r1-n2")), "waiting for r1-n[1-2] (4 min 10 s)"),
         (
             RunState(Activity.WAITING, NOW, COUNT, tuple(f"r{n * n}-n{n}-{n % 7}" for n in range(10_000))),
-            "waiting for 10000 hosts (4 min)",
+            "waiting for 10000 hosts (4 min 10 s)",
         ),
     ],
 )
@@ -47,4 +47,4 @@ def test_the_words(state: RunState, words: str) -> None:
 
 
 def test_a_clock_that_was_set_back() -> None:
-    assert str(WAITING.as_doing(NOW - 250)) == "waiting for g2 (0 s)"
+    assert str(WAITING.as_doing(NOW - 250)) == "waiting for g2 (0.0 s)"
