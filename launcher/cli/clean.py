@@ -25,7 +25,7 @@ from launcher.node import messages
 from launcher.output.console import Console
 from launcher.runs.report import left_lines
 from launcher.session.connection import Event
-from launcher.session.node_state import Census
+from launcher.session.node_state import Census, NodeState
 from launcher.session.session import Session
 from launcher.session.signals import Interrupted
 from launcher.wording import count, size
@@ -48,56 +48,32 @@ def command(*, code: bool, request: Request) -> int:
     example on a host that lost power. An active run is named and left alone, and other users' runs are never touched.
     Jobs that a run submitted (sbatch, at) aren't part of it and are kept. In a Slurm job, its hosts are the default.
     """
-    is_dry = request.dry_run
+    clean = clean_code if code else clean_runs
 
     async def act(session: Session, console: Console) -> int:
-        if code:
-            removed = await clean_code(session, is_dry=is_dry)
-            lines, failures, exit_code = cleaning_lines(removed, is_dry=is_dry), removed.failures, removed.exit_code
-        else:
-            done = await clean(session, console.say, is_dry=is_dry)
-            lines = [*left_lines(done.census), *kept_lines(done.kept)]
-            if done.census.left:  # otherwise no host responded, which is said below
-                lines.insert(0, f"launch: {verdict(done, is_dry=is_dry)}")
-            failures, exit_code = done.failures, done.exit_code
-        for line in [*lines, *failure_lines(failures)]:
+        done = await clean(session, console.say, is_dry=request.dry_run)
+        for line in [*done.lines, *failure_lines(done.failures)]:
             console.say(line)
-        return exit_code
+        return done.exit_code
 
     return act_on_hosts("clean", request, act, env=parse_settings(request.env, os.environ))
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What was found and what became of it."""
+    """What became of what earlier runs left."""
 
-    found: Sequence[tuple[str, RunProcess]]  # with its host
+    lines: Sequence[str]
     failures: Sequence[HostFailure]
-    census: Census
-    folders: Sequence[tuple[str, RunFolder]] = ()  # with its host
-    kept: Sequence[tuple[str, str, str]] = ()  # host, path and reason of each that could not be removed
-
-    @property
-    def left_behind(self) -> list[tuple[str, RunProcess]]:
-        """The processes that have no supervisor any more."""
-        return [(host, process) for host, process in self.found if not process.is_owned]
-
-    @property
-    def ended(self) -> int:
-        """How many leftover processes are certainly gone; a host that could not be asked again counts none."""
-        left = {(host, process[0]) for host, processes in self.census.left.items() for process in processes}
-        asked = [(host, process.pid) for host, process in self.left_behind if host in self.census.left]
-        return len(set(asked) - left)
+    is_whole: bool  # nothing that should go is left, on the hosts that could be asked
 
     @property
     def exit_code(self) -> int:
         """The exit code: not 0 if a host can't be reached, or if a leftover can't be stopped or removed."""
-        if self.failures:
-            return EXIT_UNREACHABLE
-        return EXIT_FAILED if self.kept or any(self.census.left.values()) else 0
+        return EXIT_UNREACHABLE if self.failures else 0 if self.is_whole else EXIT_FAILED
 
 
-async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -> Cleaning:
+async def clean_runs(session: Session, say: Callable[[str], None], *, is_dry: bool) -> Cleaning:
     """List what is left on all hosts, and stop it unless `is_dry`.
 
     At a signal before that, report which hosts have failed so far, and raise Interrupted.
@@ -107,9 +83,9 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
         try:
             session.open(facts=True, gpus=False, pythons=[], checks=True)
             await session.pump(lambda: all(state.facts or state.failure for state in session.states))
-            found = [(host, process) for host, checks in _checked(session) for process in checks.runs]
+            runs = [(host, process) for host, checks in _checked(session) for process in checks.runs]
             folders = [(host, folder) for host, checks in _checked(session) for folder in checks.folders]
-            for line in found_lines(found, folders):
+            for line in found_lines(runs, folders):
                 say(line)
             if not is_dry and _adopt(session):
                 timeout_s = session.settings.timeouts.stop_timeout_s
@@ -118,8 +94,8 @@ async def clean(session: Session, say: Callable[[str], None], *, is_dry: bool) -
             raise
         finally:
             census = await session.stop_all(timeout_s)
-    kept = () if is_dry else _kept(session, [(host, folder.path) for host, folder in folders])
-    return Cleaning(found, session.failures(), census, folders, kept)
+    kept = [] if is_dry else describe_kept(session.states, folders)
+    return conclude(census, session.failures(), runs, folders, kept, is_dry=is_dry)
 
 
 def _checked(session: Session) -> Iterator[tuple[str, Checks]]:
@@ -142,18 +118,15 @@ def _adopt(session: Session) -> bool:
     return has_processes
 
 
-def _kept(session: Session, removed: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Return host, path and reason of each of these that is still there, or whose state is unknown."""
-    reasons = {
-        host.name: dict(state.census.get("folders") or []) if state.census is not None else None
-        for host, state in zip(session.hosts, session.states, strict=True)
-    }
-    kept = []
-    for host, name in removed:
-        told = reasons[host]
-        if told is None or name in told:
-            kept.append((host, name, "not removed" if told is None else told[name]))
-    return kept
+def describe_kept(states: Sequence[NodeState], folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
+    """Return a line for each of these directories that is still there, or whose state is unknown."""
+    told, lines = {state.host: state.census for state in states}, []
+    for host, folder in folders:
+        census = told[host]
+        reasons = {folder.path: "not removed"} if census is None else dict(census.get("folders") or [])
+        if folder.path in reasons:
+            lines.append(f"  {host}: {folder.path} is still there: {reasons[folder.path]}")
+    return lines
 
 
 def found_lines(found: Sequence[tuple[str, RunProcess]], folders: Sequence[tuple[str, RunFolder]]) -> list[str]:
@@ -176,50 +149,24 @@ def found_lines(found: Sequence[tuple[str, RunProcess]], folders: Sequence[tuple
     return lines
 
 
-def verdict(done: Cleaning, *, is_dry: bool) -> str:
-    """Return what became of everything found, in one line; of the counts that are 0, only what is left now."""
-    processes, folders = len(done.left_behind), len(done.folders)
-    if not processes and not folders:
-        return f"nothing is left behind on {count(len(done.census.left), 'host')}"
-    if is_dry:
-        return _listed(
-            (processes, "process", "{} would be stopped"),
-            (folders, "directory", "{} would be removed"),
-        )
-    kept = len(done.kept)
-    ends = _listed(
-        (done.ended, "process", "stopped {}"),
-        (folders - kept, "directory", "removed {}"),
-        (kept, "directory", "{} could not be removed"),
-    )
-    return ", ".join(filter(None, [ends, done.census.describe()]))
+def conclude(
+    census: Census, failures: Sequence[HostFailure], runs: Sequence[tuple[str, RunProcess]],
+    folders: Sequence[tuple[str, RunFolder]], kept: Sequence[str], *, is_dry: bool,
+) -> Cleaning:  # fmt: skip
+    """Return what became of these processes and directories; kept: lines about directories that are still there."""
+    if not folders and all(process.is_owned for _, process in runs):
+        said = f"nothing is left behind on {count(len(census.left), 'host')}"
+    elif is_dry:
+        said = "nothing was stopped or removed, because of --dry-run"
+    else:
+        removed = len(folders) - len(kept)
+        said = (f"removed {count(removed, 'directory')}, " if removed else "") + census.describe()
+    heading = [f"launch: {said}"] if census.left else []  # otherwise no host responded, which is said anyway
+    is_whole = not kept and not any(census.left.values())
+    return Cleaning([*heading, *left_lines(census), *kept], failures, is_whole)
 
 
-def _listed(*parts: tuple[int, str, str]) -> str:
-    return ", ".join(words.format(count(number, noun)) for number, noun, words in parts if number)
-
-
-def kept_lines(kept: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Return a line for each directory that could not be removed."""
-    return [f"  {host}: {path} is still there: {reason}" for host, path, reason in kept]
-
-
-@dataclass(frozen=True, slots=True)
-class CodeCleaning:
-    """What each host has answered, and which failed."""
-
-    answers: Mapping[str, Mapping[str, Any]]  # by host: PRUNED or UNPLACED
-    failures: Sequence[HostFailure]
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code: not 0 if a host can't be reached, or can't remove its code."""
-        if self.failures:
-            return EXIT_UNREACHABLE
-        return EXIT_FAILED if any("text" in answer for answer in self.answers.values()) else 0
-
-
-async def clean_code(session: Session, *, is_dry: bool) -> CodeCleaning:
+async def clean_code(session: Session, say: Callable[[str], None], *, is_dry: bool) -> Cleaning:
     """Remove the code that no living run needs, or with `is_dry` only count it; raise Interrupted for a signal."""
     answers: dict[str, Mapping[str, Any]] = {}
 
@@ -230,17 +177,11 @@ async def clean_code(session: Session, *, is_dry: bool) -> CodeCleaning:
         async with session.asking():
             session.open(tree={"is_prune": True, "is_dry": is_dry})
             await session.pump(lambda: all(state.failure or state.host in answers for state in session.states))
-    return CodeCleaning(answers, session.failures())
-
-
-def cleaning_lines(done: CodeCleaning, *, is_dry: bool) -> list[str]:
-    """Return what was removed, and what was not."""
-    removed = [answer for answer in done.answers.values() if "runs" in answer]
+    removed = [answer for answer in answers.values() if "runs" in answer]
     runs, freed = sum(answer["runs"] for answer in removed), sum(answer["bytes"] for answer in removed)
-    verb = "would remove" if is_dry else "removed"
-    where = count(len(removed), "host")
+    verb, where = "would remove" if is_dry else "removed", count(len(removed), "host")
     lines = [f"launch: {verb} the code of {count(runs, 'run')} on {where}, {size(freed)}"]
-    for host, answer in done.answers.items():
+    for host, answer in answers.items():
         lines += [f"  {host}: {answer['text']}"] if "text" in answer else []
         lines += [f"  {host}: kept {path}, where files are that were not sent" for path in answer.get("left", ())]
-    return lines
+    return Cleaning(lines, session.failures(), is_whole=len(removed) == len(answers))

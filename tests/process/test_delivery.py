@@ -21,7 +21,7 @@ from machines.repositories import run_git
 from node_process import share_code, wait_until
 from transport_by_host import TransportByHost
 
-from launcher.cli.clean import clean_code, cleaning_lines
+from launcher.cli.clean import clean_code
 from launcher.errors import HostFailure, UsageError
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
@@ -420,9 +420,9 @@ def clean(nodes: CacheTransport, *names: str, is_dry: bool = False) -> list[str]
         settings = Settings("clean", {}, ["python3"], Timeouts(DEADLINE_S, NEVER_S, 1))
         outputs = [NodeOutput(name, None, None) for name in names]
         session = Session([Host(name) for name in names], nodes, outputs, settings, say=print, progress=print)
-        done = await asyncio.wait_for(clean_code(session, is_dry=is_dry), DEADLINE_S)
+        done = await asyncio.wait_for(clean_code(session, print, is_dry=is_dry), DEADLINE_S)
         assert done.exit_code == 0
-        return cleaning_lines(done, is_dry=is_dry)
+        return [*done.lines]
 
     return asyncio.run(run())
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.cli.clean import Cleaning, found_lines, kept_lines, verdict
+from launcher.cli.clean import conclude, describe_kept, found_lines
 from launcher.errors import HostFailure, HostFailureKind
 from launcher.job.facts import RunFolder, RunProcess
-from launcher.session.node_state import Census
+from launcher.session.node_state import Census, NodeState
 
 RUN = "20261120-091233.ab12.0"
 
@@ -38,70 +38,43 @@ def test_a_line_for_each_directory_on_each_host():
         f"  gpu1: leftover directory: {path} (2 files of its ranks)",
         f"  gpu2: leftover directory: {path}",
     ]
-    assert kept_lines([("gpu1", path, "files/dump: Permission denied")]) == [
-        f"  gpu1: {path} is still there: files/dump: Permission denied"
+
+
+def test_directories_that_are_still_there():
+    """A host that wasn't heard of again may have it, too."""
+    states = [NodeState(name) for name in ("gpu1", "gpu2", "gpu3")]
+    states[0].census, states[1].census = {"folders": [["/tmp/a", "files/dump: Permission denied"]]}, {"folders": []}
+    assert describe_kept(states, [(state.host, RunFolder("/tmp/a", "a")) for state in states]) == [
+        "  gpu1: /tmp/a is still there: files/dump: Permission denied",
+        "  gpu3: /tmp/a is still there: not removed",
     ]
 
 
+NOTHING_LEFT = Census({"gpu1": [], "gpu2": []}, {})
+ONE_LEFT = Census({"gpu1": [[7, "python", "D"]]}, {})
+STUCK = "  gpu1: pid 7 (python) is in state D, which no signal can end"
+RUNS = [("gpu1", left(7)), ("gpu1", left(8))]
+GOES_ON = [("gpu1", left(8, is_owned=True))]
+FOLDERS = [("gpu1", RunFolder("/tmp/a", "a")), ("gpu2", RunFolder("/tmp/b", "b"))]
 OFF = HostFailure("gpu4", HostFailureKind.TIMED_OUT, "does not answer")
 
 
 @pytest.mark.parametrize(
-    ("failures", "census", "exit_code"),
+    ("census", "failures", "runs", "folders", "kept", "is_dry", "words", "exit_code"),
     [
-        ([], Census({"gpu1": []}, {}), 0),
-        ([], Census({"gpu1": [[7, "python", "D"]]}, {}), 1),
-        ([OFF], Census({"gpu1": []}, {}), 69),
-        ([OFF], Census({"gpu1": [[7, "python", "D"]]}, {}), 69),
-    ],
-)
-def test_exit_codes(failures, census, exit_code):
-    assert Cleaning([("gpu1", left(7))], failures, census).exit_code == exit_code
-
-
-def test_a_directory_that_is_still_there_is_no_success():
-    kept = [("gpu1", "/tmp/launch-old-ab12cd34", "files: Permission denied")]
-    assert Cleaning([], [], Census({"gpu1": []}, {}), [("gpu1", RunFolder(kept[0][1], "old"))], kept).exit_code == 1
-
-
-NOTHING_LEFT = Census({"gpu1": [], "gpu2": []}, {})
-FOLDERS = [("gpu1", RunFolder("/tmp/a", "a")), ("gpu2", RunFolder("/tmp/b", "b"))]
-KEPT = [("gpu1", "/tmp/a", "Permission denied"), ("gpu2", "/tmp/b", "not removed")]
-
-
-@pytest.mark.parametrize(
-    ("done", "words"),
-    [
-        (Cleaning([], [], NOTHING_LEFT), "nothing is left behind on 2 hosts"),
-        (Cleaning([("gpu1", left(7))], [], NOTHING_LEFT), "stopped 1 process, 0 processes left on 2 hosts"),
-        (
-            Cleaning([("gpu1", left(7))], [], NOTHING_LEFT, FOLDERS, KEPT[:1]),
-            "stopped 1 process, removed 1 directory, 1 directory could not be removed, 0 processes left on 2 hosts",
-        ),
-        (
-            Cleaning([("gpu1", left(7)), ("gpu1", left(8))], [], Census({"gpu1": [[7, "python", "D"]]}, {})),
-            "stopped 1 process, 1 process left on 1 host",
-        ),
+        (NOTHING_LEFT, [], [], [], [], False, ["nothing is left behind on 2 hosts"], 0),
+        (NOTHING_LEFT, [], GOES_ON, [], [], True, ["nothing is left behind on 2 hosts"], 0),
+        (NOTHING_LEFT, [], RUNS, FOLDERS, [], True, ["nothing was stopped or removed, because of --dry-run"], 0),
+        (NOTHING_LEFT, [], RUNS, FOLDERS, [], False, ["removed 2 directories, 0 processes left on 2 hosts"], 0),
+        (NOTHING_LEFT, [], [], FOLDERS, ["b"], False, ["removed 1 directory, 0 processes left on 2 hosts", "b"], 1),
+        (ONE_LEFT, [], RUNS, [], [], False, ["1 process left on 1 host", STUCK], 1),
         # gpu2 was lost after it had told what is there.
-        (
-            Cleaning([("gpu1", left(7)), ("gpu2", left(7))], [], Census({"gpu1": []}, {"gpu2": 0})),
-            "stopped 1 process, 0 processes left on 1 host; gpu2 unreachable, anything started there may remain",
-        ),
+        (Census({"gpu1": []}, {"gpu2": 0}), [OFF], [("gpu2", left(7))], [], [], False,
+         ["0 processes left on 1 host; gpu2 unreachable, anything started there may remain"], 69),
+        (Census({}, {}), [OFF], [], [], [], False, [], 69),
     ],
-)
-def test_the_verdict_counts_what_was_done(done, words):
-    assert verdict(done, is_dry=False) == words
-
-
-def test_the_verdict_of_a_dry_run():
-    nothing = Cleaning([], [], NOTHING_LEFT)
-    assert verdict(nothing, is_dry=True) == "nothing is left behind on 2 hosts"
-    folders = Cleaning([], [], NOTHING_LEFT, FOLDERS)
-    assert verdict(folders, is_dry=True) == "2 directories would be removed"
-    both = Cleaning([("gpu1", left(7))], [], NOTHING_LEFT, FOLDERS[:1])
-    assert verdict(both, is_dry=True) == "1 process would be stopped, 1 directory would be removed"
-
-
-def test_what_goes_on_is_not_left_behind():
-    found = [("gpu1", left(7)), ("gpu1", left(8, is_owned=True))]
-    assert Cleaning(found, [], Census({}, {})).left_behind == found[:1]
+)  # fmt: skip
+def test_what_became_of_it(census, failures, runs, folders, kept, is_dry, words, exit_code):
+    done = conclude(census, failures, runs, folders, kept, is_dry=is_dry)
+    assert [line.removeprefix("launch: ") for line in done.lines] == words
+    assert (done.exit_code, done.failures) == (exit_code, failures)
