@@ -42,7 +42,6 @@ from launcher.transports.process_channel import ProcessChannel, start_process
 
 MIB = 1 << 20
 SMALL = {"train.py": b"print(1)\n", "pkg/__init__.py": b"", "pkg/model.py": b"SIZE = 3\n"}
-CACHE_FIX = "free space there, or choose another directory there with --env XDG_CACHE_HOME=DIR"
 DISK_FIX = "look for a program that writes there, or for a damaged disk; launch clean --code removes it"
 
 

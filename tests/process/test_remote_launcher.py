@@ -14,7 +14,6 @@ import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from io import BytesIO
 from pathlib import Path
 
@@ -40,7 +39,6 @@ from launcher.transports.process_channel import LocalTransport, ProcessChannel, 
 
 TIMEOUT_S = 10.0
 RUN = "20261120-091233"
-NOW = datetime(2026, 11, 20, 9, 12, 33)
 ROWS = ("ps", "--all", "--json")
 WAIT = ("wait", RUN)
 VIEW = OutputStreams(frozenset(), is_one_file=False, with_color=False)

@@ -84,12 +84,6 @@ def test_what_a_node_enters(launch: SlurmLaunch) -> None:
     assert (done.exit_code, sorted(done.lines)) == (0, ["[node1:0] yes", "[node2:1] yes"]), str(done)
 
 
-def _job(line: str) -> str:
-    found = re.search(r"Slurm job \d+", line)
-    assert found
-    return found[0]
-
-
 # ---- other commands, other ways
 
 

@@ -6,8 +6,6 @@ import re
 
 from launching import RANK_FILE, Launch, rank
 
-NOTHING_LEFT = "0 processes left on 2 hosts"
-
 
 def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
     running = launch.start(*rank("lose", "3=fail"))

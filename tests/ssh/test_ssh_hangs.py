@@ -31,7 +31,6 @@ HANGS = """
     load_batch() if os.environ["RANK"] == sys.argv[1] else all_reduce()
 """
 PYTHONS_S = 4.0  # until four Pythons, each in a sandbox, are where they hang
-SHELLS_S = 2.0  # four shells
 BLOCK = [
     "launch: taking the stacks of 4 ranks",
     "launch: stacks of 4 ranks on 2 hosts (node2 rank 2 differs from 3 others)",

@@ -77,11 +77,6 @@ def test_shards_need_a_newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == "parallel fsdp needs torch 2.6 or newer, this is 2.5.1+cu121"
 
 
-def test_replicas_and_shards() -> None:
-    dims = plan_dims(read_config(["--hsdp", "2"]), world_of(4))
-    assert (dims.kind, dims.replicate, dims.shard) == ("fsdp", 2, 2)
-
-
 def test_what_a_rank_keeps_and_in_which_types_it_computes(starter: Any) -> None:
     ranks = starter.start_ranks(2, lambda rank: [str(HERE / "sharding_ranks.py")])
     for rank in ranks:

@@ -33,11 +33,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def read_losses(folder: Path, name: str = "loss") -> dict[int, float]:
-    """Return the loss of each step; where a run was resumed, those of the steps that it repeated."""
-    return {line["step"]: line[name] for line in read_metrics(folder) if name in line}
-
-
 def check_default_run(lines: list[str], folder: Path) -> None:
     assert lines[0] == f"nodes   {socket.gethostname()}"
     assert lines[1:4] == [

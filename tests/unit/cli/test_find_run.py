@@ -12,8 +12,6 @@ import pytest
 from launcher.cli.find_run import read_answer
 from launcher.runs.run_rows import RunRow, read_row
 
-NOW = 1_800_000_000.0
-
 ROW: dict[str, Any] = {
     "run": "20261120-091233", "name": None, "state": "running", "exit_code": None, "attempts": 0,
     "doing": None, "restarts": 0, "restarts_without_progress": 0, "restarts_left": 3, "age_s": 1.5,

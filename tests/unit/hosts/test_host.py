@@ -14,7 +14,6 @@ from launcher.hosts.host import select_hosts
 from launcher.hosts.hostfiles import parse_hostfile
 from launcher.hosts.ranges import expand_ranges, fold_names, split_list
 
-NAME_RULE = "use letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'"
 RANGE_FIX = "write ranges as gpu[1-4,7] or gpu[01-10], without spaces, the lower number first"
 
 
