@@ -6,7 +6,7 @@ In parallel, each file goes to one worker, and each worker has a PID namespace: 
 other runs, and would find those of other tests. Without PID namespaces, files whose runs would see each other run one
 after the other.
 
-Two workers alone collect `tests/train`, whose imports of torch are most of what collecting takes.
+One worker alone collects `tests/train`, whose imports of torch are most of what collecting takes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from xdist.scheduler import LoadScopeScheduling
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 THIS_MACHINE = ("process", "ssh")
-# Two workers begin with tests that import torch. What waits, a folder or a file, runs beside what computes, and the
+# One worker begins with tests that import torch. What waits, a folder or a file, runs beside what computes, and the
 # short ones run last.
 TORCH = "train"
 WAITING = ("faults",)
@@ -133,7 +133,7 @@ def pytest_configure_node(node: Any) -> None:
     is_all = node.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     number = int(node.gateway.id.removeprefix("gw"))
     # One in the place of a worker that has crashed has a higher number, and may have to run what that one ran.
-    node.workerinput["without_torch"] = is_all and 2 <= number < len(node.config.option.tx)
+    node.workerinput["without_torch"] = is_all and 1 <= number < len(node.config.option.tx)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -92,7 +92,7 @@ def check_row(name: str, row: Row, folder: Path, text: Path) -> None:
         ("validation_loss", learned.validation_losses[begin:], 3 * row.tolerance),
     ):
         assert read_metrics(folder, metric) == pytest.approx(expected, rel=tolerance), (name, metric)
-    assert learned.losses[-1] < learned.losses[0] - 0.5
+    assert learned.losses[-1] < learned.losses[0] - 1
     progress = json.loads((folder / f"checkpoints/step_{EPOCHS * EPOCH_STEPS}/progress.json").read_text())
     assert bool(progress["scaler"]) is (row.options.get("amp") == "fp16"), "with fp16 alone the loss is scaled"
     saved = read_weights(folder)
