@@ -25,7 +25,6 @@ from launcher.job.facts import GpuSample, HostSample, Moment, NodeFacts
 from launcher.preflight.findings import Finding
 from launcher.preflight.load import MeasuredLoad
 from launcher.runs.bisection import Verdict
-from launcher.runs.hangs import Stacks
 from launcher.runs.odd_gpus import Oddity
 from launcher.runs.run_json import Plan, Result, RunJson, SentCode
 from launcher.runs.run_rows import RunRow
@@ -37,7 +36,6 @@ RECORDS: Mapping[str, Mapping[str, type]] = {
     "### code": {"": SentCode},
     "### plan": {"": Plan},
     "### line": {"": values.Line},
-    "### stacks": {"": Stacks},
     "### odd": {"": Oddity},
     "### result": {"": Result},
     "### verdict": {"": Verdict},

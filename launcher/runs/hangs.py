@@ -10,7 +10,6 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 
 from launcher.clock import wall_clock
@@ -33,25 +32,6 @@ GAPS = 10  # times the longest gap so far
 _LOOK_S = 60.0  # while it is being learned
 
 _Place = tuple[int, int]  # index of the node, local rank
-
-
-@dataclass(frozen=True, slots=True)
-class RanksAlike:
-    """Ranks at the same point, in the event `stacks`."""
-
-    ranks: Sequence[int]  # ranks with equal stacks
-    lines: Sequence[str]  # that stack
-
-
-@dataclass(frozen=True, slots=True)
-class Stacks:
-    """The event `stacks` of --json."""
-
-    run: str  # the run's ID
-    name: str | None  # the value of `--name`
-    file: str  # the file with the full text
-    odd: Sequence[int]  # the ranks that differ from the others
-    groups: Sequence[RanksAlike]
 
 
 class StackTaker:
@@ -145,9 +125,9 @@ class StackTaker:
         path = self._record.folder / self._record.name_stacks(self._number)
         self._record.disk.put(partial(self._record.keep_text, path.name, text))  # it says so if it can't
         self._session.say(f"launch: full text in {self._record.show(path)}")
-        groups = [RanksAlike(_ranks(each.stacks), stack_lines(each.first)) for each in folded.groups]
-        told = Stacks(self._record.run_id, self._record.name, str(path), _ranks(folded.odd), groups)
-        self._console.emit("stacks", **asdict(told))
+        groups = [{"ranks": _ranks(each.stacks), "lines": stack_lines(each.first)} for each in folded.groups]
+        of_run = {"run": self._record.run_id, "name": self._record.name, "file": str(path)}
+        self._console.emit("stacks", **of_run, odd=_ranks(folded.odd), groups=groups)
         result.set_result(folded)
 
 

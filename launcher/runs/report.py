@@ -23,7 +23,7 @@ from launcher.job.job import Job
 from launcher.job.plan import FLIGHT_RECORDER_PREFIX, LaunchPlan, NodePlan
 from launcher.output.output_streams import Line, Style
 from launcher.preflight.findings import Finding
-from launcher.runs.policy import Ending, Stop, describe
+from launcher.runs.policy import Stop
 from launcher.runs.records import Result
 from launcher.session.node_state import Census
 from launcher.wording import count, duration, listed, plural, span
@@ -106,10 +106,11 @@ def _rank_words(node: NodePlan, *, first_is_known: bool) -> str:
     return f"ranks {node.first_rank} to {node.first_rank + node.nproc - 1}"
 
 
-def finished_words(result: Result, seconds: float, failed: Sequence[Ending]) -> str:
-    """Return the last line of a run that succeeded; seconds: how long it took; failed: its attempts before that."""
+def finished_words(result: Result, seconds: float, failed: int) -> str:
+    """Return the last line of a run that succeeded; seconds: how long it took; failed: attempts before that."""
+    tried = f", {failed + 1} attempts" if failed else ""
     ranks = f"{count(result.ranks, 'rank')} succeeded"
-    return f"finished in {duration(seconds)}{attempt_words(failed)}, {ranks}, {result.census.describe()}"
+    return f"finished in {duration(seconds)}{tried}, {ranks}, {result.census.describe()}"
 
 
 def failed_words(result: Result, run: str | None = None) -> str:
@@ -146,16 +147,6 @@ def no_restart_words(decision: Stop, attempts: int, seconds: float) -> str:
     """Return why a run with --restarts isn't restarted after so many attempts and seconds."""
     after = f" after {count(attempts, 'attempt')} in {duration(seconds)}" if attempts > 1 else ""
     return f"no restart{after}: {decision.why}"
-
-
-def attempt_words(failed: Sequence[Ending]) -> str:
-    """Return `, 3 attempts (gpu4 failed twice)` for a run whose last attempt succeeded; empty without a failed one."""
-    began = [ending for ending in failed if not ending.is_refused]
-    counted = Counter(map(describe, began))
-    if not counted:
-        return ""
-    why = ", ".join(text + {1: "", 2: " twice"}.get(times, f" {times} times") for text, times in counted.items())
-    return f", {count(counted.total() + 1, 'attempt')} ({why})"
 
 
 def refusal_lines(error: LauncherError, number: int) -> list[str]:

@@ -131,7 +131,9 @@ class Run:
                 return await self._return_unstarted(result)
             if result.exit_code == 0:
                 self._note_attempt(began_at, result, None, None, None)
-                words = report.finished_words(result, self._elapsed_s(), self._endings)
+                words = report.finished_words(
+                    result, self._elapsed_s(), sum(not ending.is_refused for ending in self._endings)
+                )
                 return await self._conclude(result, words)
             ended = await self._follow(began_at, result, self._judge(result, refusal), refusal)
             if ended is not None:

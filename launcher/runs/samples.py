@@ -23,6 +23,7 @@ from launcher.session.session import Session
 
 PERIOD_S = 5.0  # between two samples of a host
 FILE = "samples.jsonl"
+_LINE_BYTES = 1000
 _MOST_SAID = 10  # things that stand out, at once
 
 
@@ -57,7 +58,6 @@ class RunSamples:
             for gpu in fact.gpus
         }
         self._watch = OddWatch(self._ranks, addresses)
-        self._is_queued = False
         self._odd: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -81,9 +81,7 @@ class RunSamples:
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._tick)
         lines = self._end_interval()
-        if not self._is_queued:  # while a disk hangs, what comes is lost instead of kept in memory
-            self._is_queued = True
-            self._disk.put(lambda: self._write(lines))
+        self._disk.put(lambda: self._write(lines), len(lines) * _LINE_BYTES)  # dropped while a disk hangs
 
     def _end_interval(self) -> list[dict[str, Any]]:
         """Compare what all hosts did, say what newly stands out, and return what is to be kept."""
@@ -137,7 +135,6 @@ class RunSamples:
 
     def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write in the thread of the disk; a run needs none of it, so an error is nobody's concern."""
-        self._is_queued = False  # what comes from now on is queued again
         if lines:
             with contextlib.suppress(OSError), open(self._path, "a", encoding="utf-8", opener=open_private) as file:
                 file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
