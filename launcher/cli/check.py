@@ -69,7 +69,7 @@ def command(*, request: Request) -> int:
 
 def exit_code(inspection: Inspection) -> int:
     """Return the exit code; a host that can't be reached takes precedence over findings."""
-    return EXIT_UNREACHABLE if inspection.failures else EXIT_PREFLIGHT if inspection.problems else 0
+    return EXIT_UNREACHABLE if inspection.failures else EXIT_PREFLIGHT if inspection.of(PROBLEM) else 0
 
 
 def table(job: Job, inspection: Inspection) -> list[str]:
@@ -97,7 +97,7 @@ def table(job: Job, inspection: Inspection) -> list[str]:
 
 
 def _verdict(inspection: Inspection) -> str:
-    broken = len(inspection.problems) + len(inspection.failures)
+    broken = len(inspection.of(PROBLEM)) + len(inspection.failures)
     warnings = len(inspection.of(WARNING))
     verdict = f"{count(broken, 'problem')} would break a run" if broken else "nothing would break a run"
     return verdict + (f", {count(warnings, 'warning')}" if warnings else "")

@@ -159,7 +159,8 @@ class Attempt:
         claimed = 0 if self._options.is_dry else len(session.hosts) - self._spares  # the others are looked at
         inspector = Inspector(
             job, session, pythons, with_checks=self._options.with_checks, incidents=self._carried.incidents,
-            checkpoints=self._shared_checkpoints(), contents=self._request.contents,
+            checkpoints=None if self._carried.attempts or self._options.is_dry else self._options.progress_dir,
+            contents=self._request.contents,
             warm_hosts=claimed,
             attempt=self._carried.attempts, claims=make_claim_order(self._request, self._carried, claimed),
         )  # fmt: skip
@@ -192,11 +193,6 @@ class Attempt:
         tree = self._job.tree
         if tree is not None and delivered is not None and not (self._carried.attempts and delivered.is_nothing):
             self._say(f"launch: {code_line(tree, delivered.files, delivered.sent_bytes)}")
-
-    def _shared_checkpoints(self) -> str | None:
-        """Return the directory of the checkpoints, from which all hosts may have to continue."""
-        is_first = not self._carried.attempts and not self._options.is_dry
-        return self._options.progress_dir if is_first else None
 
     def _say_details(self) -> None:
         """Print, for -v, what is sent to each host and what the login shells printed."""
@@ -398,16 +394,12 @@ class Attempt:
             self._say(f"launch: no host has the directory {folder} (--progress-dir) yet, so nothing counts as progress")
         return False
 
-    def _has_saved(self) -> bool | None:
-        """Return whether any host saw a checkpoint; None if none could look."""
-        found = [state.has_saved for state in self.session.states if state.has_saved is not None]
-        return any(found) if found else None
-
     def _make_result(self, census: Census, cause: Cause | None = None, interrupted_by: int | None = None) -> Result:
         code = cause.failure.exit_code if cause is not None else 0
         if cause is None and interrupted_by is not None:
             code = EXIT_SIGNAL_BASE + interrupted_by
         asked_at, heard_at = self._ranks_asked_at, max((output.heard_at for output in self._outputs), default=0.0)
+        saved = [state.has_saved for state in self.session.states if state.has_saved is not None]  # none could look
         failed = self._judge.find_failed(cause) if cause is not None else ()
         return Result(
             code, self._seconds(), census, cause, failed, interrupted_by,
@@ -415,7 +407,7 @@ class Attempt:
             ranks=sum(node.nproc for node in self._plan.nodes) if self._known is not None else 0,
             is_network=self._has_lost_network(),
             output_s=max(0.0, heard_at - asked_at) if heard_at and asked_at is not None else None,
-            has_saved=self._has_saved(),
+            has_saved=any(saved) if saved else None,
             lost_host_wait_s=find_lost_host_wait(self._job, self.session.states, wall_clock()),
         )  # fmt: skip
 

@@ -36,7 +36,7 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """Return the verdict, one line for each finding."""
-        lines = [f"{fold_names(self.alone)} {_verb(self.alone, 'fail')} alone"] if self.alone else []
+        lines = [f"{fold_names(self.alone)} {'fail' if len(self.alone) > 1 else 'fails'} alone"] if self.alone else []
         for found in self.together:
             names = listed(found.hosts) if len(found.hosts) == 2 else fold_names(found.hosts)
             text = f"{names} fail together, but each passes alone"
@@ -132,7 +132,3 @@ def _find_culprits(found: Group, hosts: Group) -> Generator[list[Group], list[bo
 def _split(hosts: Group, parts: int) -> list[Group]:
     ends = [len(hosts) * part // parts for part in range(parts + 1)]
     return [hosts[begin:end] for begin, end in pairwise(ends)]
-
-
-def _verb(hosts: Group, verb: str) -> str:
-    return verb if len(hosts) > 1 else f"{verb}s"

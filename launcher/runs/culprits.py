@@ -23,7 +23,7 @@ from launcher.job.job import Job
 from launcher.output.console import Console
 from launcher.output.run_folder import create_record
 from launcher.runs.bisection import Group, Verdict, search_culprits
-from launcher.runs.run import Run
+from launcher.runs.run import Run, ignore
 from launcher.runs.run_request import Opener, RunOptions, RunRequest
 from launcher.session.session import SIGNALS
 from launcher.session.signals import Action, Interrupted, catch_signals
@@ -109,7 +109,7 @@ async def search(hosts: Sequence[str], run_group: RunGroup, on_tested: OnTested,
         return not reason
 
     # Between two runs nobody else would hear them, and these two would suspend or end this process.
-    actions: dict[int, Action] = dict.fromkeys((signal.SIGTSTP, signal.SIGQUIT), _do_nothing)
+    actions: dict[int, Action] = dict.fromkeys((signal.SIGTSTP, signal.SIGQUIT), ignore)
     actions |= {number: partial(interrupt, number) for number in SIGNALS}
     with catch_signals(actions):
         searching = search_culprits(hosts)
@@ -158,7 +158,3 @@ async def find_between_attempts(request: RunRequest, hosts: Sequence[Host]) -> V
     for line in verdict.lines():
         console.say(f"launch: {line}")
     return verdict
-
-
-def _do_nothing() -> None:
-    """Answer a signal that would suspend or end this process."""

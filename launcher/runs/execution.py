@@ -22,7 +22,7 @@ from launcher.output.run_folder import RunRecord
 from launcher.output.write_queue import STALLED_S
 from launcher.runs.culprits import find_between_attempts
 from launcher.runs.records import Result
-from launcher.runs.run import Run
+from launcher.runs.run import Run, ignore
 from launcher.runs.run_list import RunList, RunListEntry
 from launcher.runs.run_request import RunRequest
 from launcher.session.session import SIGNALS
@@ -69,7 +69,7 @@ async def execute_job(
         is_listed=entry.error is None,
         contents=Contents(job.tree, {**variables, **job.env}) if job.tree is not None else None,
     )
-    with catch_signals(dict.fromkeys(SIGNALS, _ignore)):  # also after the run has stopped listening
+    with catch_signals(dict.fromkeys(SIGNALS, ignore)):  # also after the run has stopped listening
         result = await Run(request).execute()
         entry.end(result)
         if end_process is not None:
@@ -108,10 +108,6 @@ def _is_set(name: str) -> bool:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_ANSWER_S)
         return done.stdout.strip() == b"b true"
     return False
-
-
-def _ignore() -> None:
-    """Let a signal change nothing."""
 
 
 @contextlib.contextmanager

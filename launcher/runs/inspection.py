@@ -28,7 +28,7 @@ from launcher.preflight.checks import (
     warn_of_incidents,
 )
 from launcher.preflight.claims import ClaimOrder, find_claimed
-from launcher.preflight.findings import PROBLEM, WARNING, CheckedHost, Finding, Severity
+from launcher.preflight.findings import WARNING, CheckedHost, Finding, Severity
 from launcher.preflight.network import data_address, find_unreachable_master
 from launcher.session.node_state import NodeState
 from launcher.session.session import Session
@@ -50,11 +50,6 @@ class Inspection:
     def of(self, severity: Severity) -> list[Finding]:
         """Return the findings of one severity."""
         return [finding for finding in self.findings if finding.severity is severity]
-
-    @property
-    def problems(self) -> list[Finding]:
-        """Return the findings that would break the run."""
-        return self.of(PROBLEM)
 
 
 class Inspector:

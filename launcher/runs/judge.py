@@ -83,7 +83,9 @@ class Judge:
     def cause_before(self, number: int, hang: Failure | None) -> Cause | None:
         """Return why the run had failed before a signal came to `launch`, or None."""
         failures = self.failures()
-        if number == signal.SIGTERM and any(map(_is_terminated, failures)):
+        if number == signal.SIGTERM and any(
+            each.is_terminated or each.text == messages.TERMINATED for each in failures
+        ):
             # Slurm stops supervisors, ranks and `launch` together: what follows from that is no cause.
             failures = [failure for failure in failures if failure.is_final]
         return self._find_cause(failures or ([hang] if hang is not None else []), None)
@@ -101,10 +103,6 @@ class Judge:
         first, *others = known.values() or (None,)
         found = [first, *sorted(others, key=lambda failure: failure.rank or 0)] if first is not None else []
         return tuple(found[:_MOST_FAILED])
-
-
-def _is_terminated(failure: Failure) -> bool:
-    return failure.is_terminated or failure.text == messages.TERMINATED
 
 
 def _mark(failure: Failure, stopped_at: float) -> Failure:

@@ -64,7 +64,7 @@ class Run:
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
-        self._home_disk = WriteQueue("disk", _ignore)  # of the state: a run needs none
+        self._home_disk = WriteQueue("disk", ignore)  # of the state: a run needs none
         self._state = StateKeeper(request.note_state, self._home_disk)
         self._record = request.record
         self._say = request.console.say
@@ -84,9 +84,7 @@ class Run:
     async def execute(self) -> Result:
         """Run the job to its end; raise LauncherError if it can't start."""
         actions: dict[int, Action] = {number: partial(self._hear, number) for number in SIGNALS}
-        actions |= dict.fromkeys(
-            (signal.SIGTSTP, signal.SIGQUIT), _do_nothing
-        )  # between attempts these would suspend it
+        actions |= dict.fromkeys((signal.SIGTSTP, signal.SIGQUIT), ignore)  # between attempts these would suspend it
         with catch_signals(actions):
             self._look_at_clock()
             try:
@@ -126,7 +124,8 @@ class Run:
                     raise
                 refusal = error
                 result = Result(error.exit_code, wall_clock() - began_at, Census({}, {}), error=error.message)
-                self._say_refusal(error)
+                for line in report.refusal_lines(error, self._number):
+                    self._say(line, Style.FAILURE)
             if self._options.is_dry or (not self._endings and not self._record.has_begun):
                 return await self._return_unstarted(result)
             if result.exit_code == 0:
@@ -236,7 +235,7 @@ class Run:
         """is_first: what the transport says of the hosts, such as which of them is this machine, is printed."""
         if not is_first:  # the connections of an earlier transport end when nothing refers to it any more
             gc.collect()
-        transport = self._request.open_transport(hosts, self._say if is_first else _ignore)
+        transport = self._request.open_transport(hosts, self._say if is_first else ignore)
         first_node = (self._options.share or (1, 0))[1]
         outputs = self._request.console.outputs(hosts, self._record, first_node=first_node)
         job = self._request.job
@@ -452,10 +451,6 @@ class Run:
 
     # ---- messages -----------------------------------------------------------------------------------------------
 
-    def _say_refusal(self, error: LauncherError) -> None:
-        for line in report.refusal_lines(error, self._number):
-            self._say(line, Style.FAILURE)
-
     def _say_restart(self, result: Result, decision: Restart) -> None:
         census = result.census.describe()
         wait_s = 0.0 if self._searches(decision) else max(decision.pause_s, result.lost_host_wait_s)
@@ -549,9 +544,5 @@ class Run:
         return result
 
 
-def _ignore(*args: object) -> None:
-    """Print nothing."""
-
-
-def _do_nothing() -> None:
-    """Answer a signal that would suspend or end this process while nothing runs that it could ask."""
+def ignore(*args: object) -> None:
+    """Do nothing, as with a signal that would suspend or end this process while nothing runs that it could ask."""

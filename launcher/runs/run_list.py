@@ -142,8 +142,8 @@ class ListedRun:
 
     def read_state(self) -> RunState | None:
         """Return what it does now; None if it doesn't live, or hasn't told: the disk was full, or it is too old."""
-        state: RunState | None = _as_form(RunState, self._read_said("state")) if self.is_alive else None
-        return state
+        state: RunState | None = _as_form(RunState, _read_json(self.place / CONTROLLER).get("state"))
+        return state if self.is_alive else None
 
     def look(self) -> "ListedRun | None":
         """Return what is true of it now; None: it was never started, and is listed no more."""
@@ -153,10 +153,7 @@ class ListedRun:
 
     def read_missing(self) -> tuple[str, ...]:
         """Return the hosts whose agent is not connected now."""
-        return _as_form(tuple[str, ...], self._read_said("missing")) or ()
-
-    def _read_said(self, name: str) -> Any:
-        return _read_json(self.place / CONTROLLER).get(name)
+        return _as_form(tuple[str, ...], _read_json(self.place / CONTROLLER).get("missing")) or ()
 
     def read_doing(self, now: float) -> Doing | None:
         """Return what `launch ps` says of what it does now; None if read_state does; now: in wall-clock seconds."""
@@ -302,8 +299,10 @@ class RunList:
 
     def begin(self, run_id: str, name: str | None, folder: Path) -> RunListEntry:
         """List a run of this process; a run needs no list, so an unwritable directory is no error."""
+        # Whoever started this process may have made it ignore SIGINT, as a script does with `&`.
+        stop_signal = signal.SIGTERM if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else signal.SIGINT
         controller = Controller(
-            run_id, name, str(folder.absolute()), pid=os.getpid(), stop_signal=_find_stop_signal(),
+            run_id, name, str(folder.absolute()), pid=os.getpid(), stop_signal=stop_signal,
             began_at=time.time(), **_describe_machine(),
         )  # fmt: skip
         with contextlib.suppress(LauncherError):
@@ -550,11 +549,6 @@ def _describe_machine() -> dict[str, str]:
         "pid_namespace": system.pid_namespace(),
     }  # fmt: skip
     return {name: value or "" for name, value in found.items()}
-
-
-def _find_stop_signal() -> int:
-    """Return SIGINT, or SIGTERM if whoever started this process made it ignore SIGINT, as a script does with `&`."""
-    return signal.SIGTERM if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else signal.SIGINT
 
 
 def _sort(runs: list[AnyRunT]) -> list[AnyRunT]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # a question to a launcher elsewhere has RunOptions alone
 
 Opener = Callable[[Sequence[Host], Callable[[str], None]], "Transport"]  # takes hosts and `say`
 ALL_RUN, QUEUED = "all ranks run", "queued"  # why a run leaves its terminal
-CulpritFinder = Callable[[Sequence[Host]], Awaitable["Verdict | None"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,8 @@ class RunRequest:
     options: RunOptions
     spares: Sequence[Host] = ()
     incidents: Mapping[str, str] = field(default_factory=dict)  # what went wrong with hosts in earlier runs, in words
-    find_culprits: CulpritFinder | None = None  # tests which of these hosts are to blame; None: nobody can
+    # Tests which of these hosts are to blame; None: nobody can.
+    find_culprits: Callable[[Sequence[Host]], Awaitable[Verdict | None]] | None = None
     leave: Callable[[str], object] | None = None  # the terminal, once it isn't needed any more; gets why
     # Tells whether all of these hosts can be reached, without asking them; None: only an attempt can tell.
     can_reach: Callable[[Collection[str]], bool] | None = None
