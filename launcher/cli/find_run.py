@@ -15,7 +15,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -58,7 +58,6 @@ CONNECT_TIMEOUT_S = 10.0
 _AT_ONCE_S = 2.0  # for the next host to answer, before it is said who is waited for
 _MOST_LINE_BYTES = 16_000_000
 _MOST_SAID = 2000
-_TakenT = TypeVar("_TakenT")
 _Answers = SimpleQueue[tuple[Way, "list[RunRow] | HostFailure"]]
 
 
@@ -118,32 +117,32 @@ def run_there(found: RemoteRun, *, is_of_a_run: bool = False) -> int:
     command = click.get_current_context().command
     typed = {name: value for name, value in read_typed().options.items() if name not in ("controller", "ssh_config")}
     words = (str(command.name), found.id, f"--controller={found.way.name}", *write_options(command, typed))
-    return _ask_there(found, words, lambda launcher: launcher.copy_output(is_of_a_run=is_of_a_run) or 0)
+    with _asking_about(found, words) as launcher:
+        return launcher.copy_output(is_of_a_run=is_of_a_run) or 0
 
 
 def carry_out(found: ListedRun | RemoteRun, question: str) -> int:
     """Do for a run what is no command of its own, here or where it is controlled; return an exit code."""
     if isinstance(found, ListedRun):
         return answer(found, question, own_streams())
-    words = (ASK, found.id, question)
-    return _ask_there(found, words, lambda launcher: launcher.copy_output(is_of_a_run=False) or 0)
+    with _asking_about(found, (ASK, found.id, question)) as launcher:
+        return launcher.copy_output(is_of_a_run=False) or 0
 
 
-def _ask_there(found: RemoteRun, words: tuple[str, ...], take: Callable[[RemoteLauncher], _TakenT]) -> _TakenT:
-    """Run a command on the host that controls a run, and return what is taken of its output."""
+@contextlib.contextmanager
+def _asking_about(found: RemoteRun, words: tuple[str, ...]) -> Iterator[RemoteLauncher]:
+    """Run a command on the host that controls a run, while the block reads its output."""
     with _asking(found.way, found) as launcher:
         launcher.ask(words, own_streams())
-        taken = take(launcher)
+        yield launcher
     if launcher.is_unknown:
         raise _describe_unknown(found)
-    return taken
 
 
-def take_samples(found: RemoteRun, take: Callable[[bytes], object]) -> int:
-    """Take the lines with what the hosts of a run do, from the host that controls it; return an exit code."""
-
-    def read(launcher: RemoteLauncher) -> int:
-        rest = b""
+def read_samples(found: RemoteRun) -> Iterator[bytes]:
+    """Yield the lines with what the hosts of a run do, from the host that controls it."""
+    rest = b""
+    with _asking_about(found, (ASK, found.id, "samples")) as launcher:
         for stream, data in launcher.pieces():
             if stream == STDERR:
                 tell(one_line(data.decode("utf-8", "replace"), _MOST_SAID))
@@ -151,11 +150,7 @@ def take_samples(found: RemoteRun, take: Callable[[bytes], object]) -> int:
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > _MOST_LINE_BYTES:
                 raise LauncherError(f"{found.way.name} sent a line that is too long")
-            for line in lines:
-                take(line)
-        return launcher.exit_code or 0
-
-    return _ask_there(found, (ASK, found.id, "samples"), read)
+            yield from lines
 
 
 def find_active_run(controller: str | None, ssh_config: Path | None) -> ListedRun | RemoteRun | None:
@@ -186,18 +181,14 @@ def ask_value(run: ListedRun | RemoteRun, question: str) -> Any:
     """Return what `find_value` says of a run, here or where it is controlled; raise LauncherError."""
     if isinstance(run, ListedRun):
         return find_value(run, question)
-    data = _ask_there(run, (ASK, run.id, question), _read_all)
+    with _asking_about(run, (ASK, run.id, question)) as launcher:
+        data = launcher.read_output()
+    if launcher.exit_code:
+        raise click.exceptions.Exit(launcher.exit_code)  # it has said why
     try:
         return load_json(data)
     except ValueError:
         raise unreadable(run.way.name) from None
-
-
-def _read_all(launcher: RemoteLauncher) -> bytes:
-    data = launcher.read_output()
-    if launcher.exit_code and not launcher.is_unknown:
-        raise click.exceptions.Exit(launcher.exit_code)  # it has said why
-    return data
 
 
 def unreadable(host: str) -> LauncherError:

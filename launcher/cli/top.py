@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from launcher.cli.answer import is_running
-from launcher.cli.find_run import find_active_run, find_run, take_samples
+from launcher.cli.find_run import find_active_run, find_run, read_samples
 from launcher.cli.free import look
 from launcher.cli.host_session import act_on_hosts
 from launcher.cli.options.command import Command, gather, is_on_command_line
@@ -84,31 +84,16 @@ def command(*, run: str | None, once: bool, request: Request) -> int:
 
 
 def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
+    found_now = watch_run(found) if isinstance(found, ListedRun) else map(parse_now, read_samples(found))
     has_shown = False
-
-    def take(now: RunNow | None) -> None:
-        nonlocal has_shown
-        if now is not None:
-            has_shown = has_shown or bool(now.hosts)
-            show(now)
-            if once:
-                raise _DoneError
-
-    try:
-        if isinstance(found, RemoteRun):
-            take_samples(found, lambda line: take(parse_now(line)))
-        else:
-            for now in watch_run(found):
-                take(now)
-    except _DoneError:
-        return 0 if has_shown else 1
+    for now in filter(None, found_now):
+        show(now)
+        has_shown = has_shown or bool(now.hosts)
+        if once:
+            return 0 if has_shown else 1
     if not has_shown:
         raise UsageError(f"run {found.id} has ended", "see launch report, or name hosts: launch top --hosts LIST")
     return 0
-
-
-class _DoneError(Exception):
-    """Enough was shown."""
 
 
 def _watch_hosts(request: Request, show: Show, *, once: bool) -> int:
