@@ -32,16 +32,6 @@ def old_python() -> str:
     return find_python("3.8") or sys.executable
 
 
-@pytest.fixture
-def read_only_proc(tmp_path: Path) -> str:
-    """Return a Python that sees /proc read-only, as in some containers; only root can have that."""
-    path = tmp_path / "python"
-    mounts = "mount --bind /proc /proc && mount -o remount,ro,bind /proc"
-    path.write_text(f'#!/bin/sh\nexec unshare -m sh -c \'{mounts} && exec "$0" "$@"\' {sys.executable} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests that take `any_python` in our own Python and in a 3.8, where there is one."""
     if "any_python" in metafunc.fixturenames:

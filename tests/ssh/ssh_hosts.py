@@ -22,7 +22,6 @@ from machines.ports import free_port
 from machines.processes import all_pids, read_name, read_parent, read_proc, send_signal, wait_until
 
 SSHD_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin:/sbin"
-POLL_S = 0.02
 
 # Both hosts share the cores of this machine: threads of torch that wait for others must not spin.
 SSHD_CONFIG = """\
@@ -149,18 +148,6 @@ class SshHost:
         for pid in found:  # grows meanwhile
             found += [child for child, parent in parents.items() if parent == pid]
         return found[1:]
-
-    def freeze(self) -> None:
-        """Stop the whole host, as a box that hangs: its sshd too, so nobody can log in."""
-        self._signal_all(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._signal_all(signal.SIGCONT)
-
-    def _signal_all(self, number: int) -> None:
-        assert self.server is not None
-        for pid in (self.server.pid, *self.sessions(), *(process.pid for process in self.processes())):
-            send_signal(pid, number)
 
 
 @dataclass
@@ -310,12 +297,3 @@ def read_processes() -> Iterator[Process]:
         env, argv = read_proc(pid, "environ"), read_proc(pid, "cmdline")
         if env and argv:  # nothing if it has ended between the two looks
             yield Process(pid, read_parent(pid), tuple(argv.split("\0")), frozenset(env.split("\0")))
-
-
-def read_peak_kib(pid: int) -> int:
-    """Return the most memory that a process ever had, 0 for one that is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)

@@ -29,7 +29,7 @@ def test_one_rank_raises_and_the_others_lose_it(launch: Launch) -> None:
         "  full log: logs/RUN/node_1.log",
         "launch: 0 processes left on 2 hosts, exit code 1 (launch report RUN)",
     ]
-    assert sorted(re.findall(r"^\[(.*)\]! Traceback", done.log(0), re.MULTILINE)) == ["node1:0", "node1:1"]
+    assert sorted(re.findall(r"^\[(.*)\]! Traceback", "\n".join(done.log(0)), re.MULTILINE)) == ["node1:0", "node1:1"]
 
 
 def line_of(text: str) -> int:

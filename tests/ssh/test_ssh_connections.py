@@ -7,9 +7,10 @@ import re
 import socket
 
 import pytest
-from launching import TRANSPORTS, Launch, every_transport, shell
+from launching import TRANSPORTS, Launch, every_transport
 from machines.patience import DEADLINE_S, slowed
 from machines.ports import free_port
+from machines.runs import shell
 from ssh_hosts import SshHosts, another_sshd, make_key
 
 from launcher.transports.bootstrap import MARKER_TIMEOUT_S

@@ -11,9 +11,10 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
-from launching import Launch, Running
+from launching import Launch
 from machines.patience import NEVER_S, slowed
 from machines.processes import is_alive, send_signal, wait_until
+from machines.runs import Running
 from ssh_hosts import SshHosts
 from terminal import Terminal
 

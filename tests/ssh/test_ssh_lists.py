@@ -9,8 +9,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from launching import Done, Launch, shell
+from launching import Launch
 from machines.patience import slowed
+from machines.runs import Done, shell
 
 from launcher.cli import find_run
 from launcher.cli import main as cli

@@ -8,10 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from launching import Done, Launch, rank, shell
+from launching import Launch, rank
 from machines.patience import slowed
 from machines.ports import free_port
 from machines.processes import send_signal, wait_until
+from machines.runs import Done, shell
 from ssh_hosts import Process, SshHosts, read_processes, running_agent
 
 ME = pwd.getpwuid(os.getuid()).pw_name

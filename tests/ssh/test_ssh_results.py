@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from launching import Launch, shell
+from launching import Launch
+from machines.runs import shell
 
 
 def test_results_come_from_all_hosts(launch: Launch) -> None:

@@ -12,9 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from launching import PROGRAM, TIMES, Launch, Running
+from launching import PROGRAM, TIMES, Launch
 from machines.patience import DEADLINE_S
 from machines.ports import free_port
+from machines.runs import Running
 
 ROOT = Path(__file__).parents[2]
 TRAINER = ("-m", "launcher.trainer", "--config", "my runs/a b.json")

@@ -10,7 +10,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from launching import Launch, shell
+from launching import Launch
+from machines.runs import shell
 from ssh_hosts import SshHosts
 
 STAND_IN = Path(__file__).parents[1] / "process" / "stand_in" / "torch"

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import Launch, every_transport, rank, shell
+from launching import Launch, every_transport, rank
 from machines.patience import DEADLINE_S, NEVER_S
 from machines.processes import wait_until
+from machines.runs import shell
 from ssh_hosts import SshHosts
 from terminal import Terminal
 
