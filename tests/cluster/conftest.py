@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import getpass
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster_launch import Launch
 from machines.cluster import Cluster, find_obstacle
-from machines.processes import CENSUS_POLL_S, wait_until
 
 TORCH_CACHE = f"torchinductor_{getpass.getuser()}"  # torch makes it now and then, and keeps it for the next run
 
@@ -38,17 +36,4 @@ def nothing_is_left(cluster: Cluster, launch: Launch) -> Iterator[None]:
     """Look for processes where one can look, undo the faults, look everywhere, and remove what was found."""
     yield
     launch.end()
-    wait_until(lambda: not cluster.ranks(), poll_s=CENSUS_POLL_S)
-    left = cluster.ranks()
-    cluster.heal()
-    wait_until(lambda: not cluster.processes(), poll_s=CENSUS_POLL_S)
-    left_after_all = cluster.processes()
-    for process in left_after_all:
-        process.kill()
-    folders = [path for host in cluster for path in host.tmpdir.iterdir()]
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    folders = [path for path in folders if path.name != TORCH_CACHE]
-    assert not left, "processes are left on hosts that could be reached"
-    assert not left_after_all, "processes are left after every fault was undone"
-    assert not folders, "folders are left"
+    cluster.look_for_left_overs(cluster.heal, TORCH_CACHE)

@@ -15,12 +15,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from machines.files import CLIENT_CONFIG, FAKE_ANSWERS, FAKE_NVIDIA_SMI, HOST_SCRIPT, SSHD_CONFIG, SWITCH_SCRIPT
 from machines.processes import (
+    CENSUS_POLL_S,
     POLL_S,
     Process,
     describe,
@@ -302,6 +303,26 @@ class Cluster:
             host.forget_neighbours()
         for host in self:
             host.wait_for_sshd()
+
+    def look_for_left_overs(self, heal: Callable[[], object], kept: str = "") -> None:
+        """After a test: fail if it left a process of a run, or a directory; in any case remove what it left.
+
+        Check reachable hosts first; then undo the faults, and check all hosts. kept: the name of a directory that
+        belongs to no run.
+        """
+        wait_until(lambda: not self.ranks(), poll_s=CENSUS_POLL_S)
+        left = self.ranks()
+        heal()
+        wait_until(lambda: not self.processes(), poll_s=CENSUS_POLL_S)
+        left_after_all = self.processes()
+        for process in left_after_all:
+            process.kill()
+        folders = [path for host in self for path in host.tmpdir.iterdir()]
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        assert not left, f"left on hosts that could be reached: {left}"
+        assert not left_after_all, f"processes are left after every fault was undone: {left_after_all}"
+        assert not [path for path in folders if path.name != kept], f"folders are left: {folders}"
 
     def _start(self, undo: contextlib.ExitStack) -> None:
         network = _claim_network(undo)

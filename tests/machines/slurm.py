@@ -17,7 +17,7 @@ from typing import Any
 
 from machines import cluster as hosts
 from machines.cluster import TOOL_PATH, Cluster
-from machines.processes import CENSUS_POLL_S, wait_until
+from machines.processes import wait_until
 
 LOGIN = "login"
 NODES = ("node1", "node2")
@@ -157,27 +157,9 @@ class Slurm:
         self._started.clear()
 
     def look_for_left_overs(self, kept: str = "") -> None:
-        """After a test: fail if it left a process of a run, or a directory; in any case remove what it left.
-
-        Check reachable hosts first; then cancel all jobs, undo the faults, and check all hosts. kept: the name of a
-        directory that belongs to no run.
-        """
+        """After a test: fail if it left something; in any case remove it, and cancel all jobs."""
         self.end_started()
-        wait_until(lambda: not self.cluster.ranks(), poll_s=CENSUS_POLL_S)
-        left = self.cluster.ranks()
-        self.heal()
-        wait_until(lambda: not self.cluster.processes(), poll_s=CENSUS_POLL_S)
-        left_after_all = self.cluster.processes()
-        for process in left_after_all:
-            process.kill()
-        folders = [path for host in self.cluster for path in host.tmpdir.iterdir()]
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-        assert not left, f"left on hosts that could be reached: {left}"
-        assert not left_after_all, (
-            f"processes are left after every job was ended and every fault undone: {left_after_all}"
-        )
-        assert not [path for path in folders if path.name != kept], f"folders are left: {folders}"
+        self.cluster.look_for_left_overs(self.heal, kept)
 
     def heal(self) -> None:
         """Cancel all jobs, undo every fault, and wait until both nodes accept new jobs."""
