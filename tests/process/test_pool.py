@@ -27,7 +27,6 @@ from launcher.preflight.claims import ClaimOrder
 from launcher.session.connection import LOST, READY, Connection, Event
 from launcher.session.pool import ConnectionPool
 from launcher.session.settings import Settings
-from launcher.transports import bootstrap
 from launcher.transports.process_channel import LocalTransport
 
 MARK = f"pool-test.{os.getpid()}"
@@ -293,17 +292,6 @@ def test_no_python_is_there() -> None:
 def test_a_host_that_is_a_mac(fake: Callable[[str], str]) -> None:
     python = f'exec {sys.executable} "$1" "$2" "$3" "import sys; sys.platform = \'darwin\'; $4"'
     assert failure_of(fake(python), sys.executable) == ("not linux", "it doesn't run Linux")
-
-
-def test_a_shell_that_ends(fake: Callable[[str], str]) -> None:
-    text = "its login shell ended (exit code 3): no newline"
-    assert failure_of(fake("printf 'hello\\nno newline'; exit 3")) == ("shell", text)
-
-
-def test_a_shell_that_never_gives_a_marker(fake: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "MARKER_TIMEOUT_S", TIMEOUT_S)
-    text = f"its login shell has not started Python in {TIMEOUT_S:g} s"
-    assert failure_of(fake("read answer; echo"), silence_s=2) == ("shell", text)
 
 
 GIVES_MARKER = 'echo "$(echo "$*" | grep -o \'~launch [0-9a-f]*\' | head -n 1) missing 3.11"; '

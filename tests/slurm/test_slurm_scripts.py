@@ -193,27 +193,6 @@ def test_tasks_share_each_matrix_product_and_save_when_the_time_is_over(
     assert list((checkout / "saved" / "checkpoints").iterdir())
 
 
-# As people have it in their batch scripts.
-BATCH = """\
-#!/bin/bash
-export PATH={folder}:$PATH
-export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
-export MASTER_PORT=29500
-srun python train.py --config small.json --distributed-backend gloo --save-dir outputs {small}
-"""
-
-
-def test_srun_python_train_py(slurm: Slurm, checkout: Path, python: Path) -> None:
-    (checkout / "job.sh").write_text(BATCH.format(folder=python.parent, small=" ".join(SMALL)))
-    options = ("--nodes=2", "--ntasks-per-node=1", "--output=%j", "--export=ALL,OMP_NUM_THREADS=1")
-    job_id = slurm.submit(f"--chdir={checkout}", *options, str(checkout / "job.sh"))
-    slurm.wait_for_job(job_id)
-    log = (checkout / job_id).read_text()
-    assert shown(slurm, job_id, "ExitCode") == "0:0", log
-    assert re.search(r"^ranks +2,.* from srun$", log, re.MULTILINE), log
-    assert (checkout / "outputs" / "model.pt").exists()
-
-
 def test_the_example(slurm: Slurm, checkout: Path, python: Path) -> None:
     """By its batch script in another folder: a rank per task, averages that go down, and a checkpoint."""
     words = ("--epochs", "2", "--batch_size", "16", "--data_size", "1000", "--lr", "0.05", "--save", "out")

@@ -108,14 +108,12 @@ def test_a_host_that_ssh_refuses_alone_ends_no_other(launch: Launch, hosts: SshH
 
 
 @pytest.mark.parametrize("transport", ["fabric", "ssh", "pdsh"])
-@pytest.mark.parametrize("others", [[], ["node1"]])
-def test_a_way_that_leads_round_in_a_circle(launch: Launch, hosts: SshHosts, others: list[str]) -> None:
+def test_a_way_that_leads_round_in_a_circle(launch: Launch, hosts: SshHosts) -> None:
     """ssh itself would start another ssh for ever, also one that pdsh starts."""
     round_trip = {"HostName": "127.0.0.2", "ProxyJump": "gate"}
     config = hosts.write_config(launch.folder / "config", gate=round_trip, far=round_trip)
-    names = ",".join([*others, "far"])
-    done = launch.exec("--hosts", names, "--ssh-config", str(config), "--", "echo fine")
-    assert (done.exit_code, done.lines) == (69, [f"[{name}] fine" for name in others])
+    done = launch.exec("--hosts", "node1,far", "--ssh-config", str(config), "--", "echo fine")
+    assert (done.exit_code, done.lines) == (69, ["[node1] fine"])
     said = "  far: ProxyJump loop on the way to far: gate is reached through itself"
     assert said in done.words
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 from launching import Launch
@@ -22,15 +21,6 @@ def test_one_word_is_a_shell_s_line(launch: Launch) -> None:
     assert sorted(done.lines) == ["[node1] 42", "[node2] 42"]
     assert sorted(done.stderr.splitlines()[:-1]) == ["[node1] oops", "[node2] oops"]
     assert (done.exit_code, done.stderr.splitlines()[-1]) == (127, "launch: node[1-2]: exit code 127")
-
-
-def test_json(launch: Launch) -> None:
-    done = launch.exec("--json", "--", "echo hi; exit 5")
-    *lines, result = [json.loads(line) for line in done.lines]
-    codes = {"node1": 5, "node2": 5}
-    common = {"event": "result", "time": result["time"]}
-    assert result == {**common, "exit_code": 5, "exit_codes": codes, "failures": {}}
-    assert sorted((line["host"], line["text"]) for line in lines) == [("node1", "hi"), ("node2", "hi")]
 
 
 def test_ctrl_c(launch: Launch) -> None:
