@@ -23,16 +23,6 @@ def test_every_transport_is_tried() -> None:
     assert set(TRANSPORTS) == {way.name for way in WAYS} - {"enter", "local", "detached"}
 
 
-def test_gaps_are_of_ways_that_there_are() -> None:
-    assert set(GAPS) <= {way.name for way in WAYS}
-
-
-def test_a_way_that_meets_absent_hosts_says_how() -> None:
-    assert {way.name for way in WAYS if not way.never_there} == {
-        name for name, gaps in GAPS.items() if Promise.ABSENT in gaps
-    }
-
-
 def test_the_document_has_the_same_table() -> None:
     assert make_table() in GUIDE.read_text(), f"docs/faults.md should say\n{make_table()}"
 

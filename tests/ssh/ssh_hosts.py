@@ -136,10 +136,6 @@ class SshHost:
         """Return the processes of a run: its ranks, torchrun and their children."""
         return [process for process in self.processes() if process.is_ours]
 
-    def torchrun(self) -> Process:
-        supervisors = {process.pid for process in self.processes() if process.is_keeper}
-        return next(process for process in self.ranks() if process.parent in supervisors)
-
     def sessions(self) -> list[int]:
         """Return the ids of sshd's own processes, one or two for each connection."""
         assert self.server is not None
