@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +28,7 @@ from launcher.runs.bisection import Group, Verdict
 from launcher.runs.culprits import find_culprits
 from launcher.runs.records import Result
 from launcher.runs.run import Run
-from launcher.runs.run_request import CulpritFinder, RunOptions, RunRequest
+from launcher.runs.run_request import RunOptions, RunRequest
 from launcher.runs.run_state import Activity, RestartCount, RunState
 from launcher.transports.base import Channel, Transport, TransportError
 from launcher.transports.process_channel import LocalTransport, ProcessChannel
@@ -58,7 +58,8 @@ def run(
     folder: Path, script: str, *, restarts: int, transport: Transport | None = None, names: Sequence[str] = ("n1",),
     spares: Sequence[str] = (), prepare: Callable[[Path], object] = lambda folder: None,
     job_values: Mapping[str, Any] | None = None,
-    find_culprits: CulpritFinder | None = None, notify: Callable[[str, Result], object] | None = None,
+    find_culprits: Callable[[Sequence[Host]], Awaitable[Verdict | None]] | None = None,
+    notify: Callable[[str, Result], object] | None = None,
     can_reach: Callable[[Collection[str]], bool] | None = None,
     note_state: Callable[[RunState], object] | None = None, screen: Screen | None = None, **options: Any,
 ) -> Done:  # fmt: skip
