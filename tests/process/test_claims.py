@@ -489,19 +489,18 @@ def test_two_runs_that_want_the_same_gpus(launch: Callable[..., WarmProcess], tm
     assert launch("last", *words, "true").wait() == 0, said("last")
 
 
-@pytest.mark.parametrize("start", ["torchrun", "warm"])  # test_only_who_starts_ranks_has_the_sockets has a fork
 def test_old_ranks_that_save_keep_others_out(
-    launch: Callable[..., WarmProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+    launch: Callable[..., WarmProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guardian and supervisor are killed; a rank has no socket, so what it leaves behind would hold nothing."""
+    """Guardian and supervisor are killed; a rank has no socket, so what it leaves behind would hold nothing.
+
+    A warm Python starts the ranks: they are forks, which have its descriptors unless they close them.
+    """
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("stand_in")))
     script = tmp_path / "train.py"
     script.write_text(SAVING)
-    program = {
-        "torchrun": [str(script)], "warm": ["--start", "warm", str(script)],
-    }[start]  # fmt: skip
     words = ("--no-check", "--gpus", "1")
-    first = launch("first", *words, *program)
+    first = launch("first", *words, "--start", "warm", str(script))
     told = tmp_path / "first" / "told"
     assert wait_until(lambda: told.exists() and told.read_text().endswith("\n")), (tmp_path / "first/said").read_text()
     starter, *sockets = told.read_text().split()

@@ -39,7 +39,6 @@ SCRIPTS = {
     "Other commands": (SAVES, r"\{'localhost': \[[0-9, ]*\]\}\n0\n"),
     "asyncio": (TRAINS, r"\[0, 0\]\n"),
 }
-FORKED = ("Runs that outlive the program", "Other commands")  # which start `launch` again and again
 
 
 def run(source: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -60,9 +59,7 @@ def test_every_example_is_run() -> None:
 def test_an_example(section: str, tmp_path: Path) -> None:
     script, said = SCRIPTS[section]
     (tmp_path / "train.py").write_text(script)
-    source = EXAMPLES[section]
-    if section in FORKED:
-        source = f"import sys\nsys.executable = {str(write_python(tmp_path / 'python'))!r}\n{source}"
+    source = f"import sys\nsys.executable = {str(write_python(tmp_path / 'python'))!r}\n{EXAMPLES[section]}"  # it forks
     for pattern, text in HERE.items():
         source = re.sub(pattern, lambda _, text=text: text, source)
     done = run(source, tmp_path)

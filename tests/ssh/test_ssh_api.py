@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from launching import Launch
+from machines.launches import write_python
 from machines.processes import wait_until
 from ssh_hosts import SshHosts
 
@@ -18,9 +21,10 @@ WAITS = ["sh", "-c", "echo ready; exec sleep 1000"]
 
 
 @pytest.fixture
-def options(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def options(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Return the options that name both hosts, with two processes each, in a directory that they see as well."""
     monkeypatch.chdir(launch.folder)
+    monkeypatch.setattr(sys, "executable", str(write_python(tmp_path / "python")))
     yield {
         "hosts": ["node1", "node2"], "ssh_config": launch.ssh_config, "transport": launch.transport,
         "nproc": 2, "cpu": True, "no_python": True,
