@@ -236,7 +236,8 @@ class Node:
 
     def wait_until_gone(self) -> None:
         """Wait until nothing of this node runs any more."""
-        self.wait_until(lambda: not self.living(), "all gone")
+        keepers = [self.guardian.pid, self.supervisor or self.guardian.pid]  # the last ones: others are looked for then
+        self.wait_until(lambda: not any(map(is_alive, keepers)) and not self.living(), "all gone")
         self.guardian.wait()
 
     def wait_for_guardian(self, kind: str = messages.CENSUS) -> Message:
