@@ -92,13 +92,13 @@ def test_the_line_that_is_promised(
 ) -> None:
     """On a machine without a GPU; less of it, so that it ends soon."""
     monkeypatch.chdir(tmp_path)
-    line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 300"
+    line = f"--config {ROOT}/config/local3.yaml --save-dir outputs --batch_size 64 --lr 1e-2 --data_size 1000"
     assert trainer.main([*line.split(), "--distributed-backend", "nccl", "--epochs", "20"]) == 2
     assert capsys.readouterr().err == (
         "backend nccl needs a GPU, but torch sees none here; fix: use gloo to run on the CPU\n"
     )
     assert trainer.main([*line.split(), "--epochs", "2", "--evaluate-on", "main"]) == 0
-    assert "19.2k bytes of the topics of Python's help(), 270 samples, 30 to validate" in capsys.readouterr().out
+    assert "64.0k bytes of the topics of Python's help(), 900 samples, 100 to validate" in capsys.readouterr().out
     losses = [line["validation_loss"] for line in read_metrics(tmp_path / "outputs") if "validation_loss" in line]
     assert losses[1] < losses[0]
 
