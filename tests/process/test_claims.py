@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from machines.launches import run_launch, start_launch
-from machines.patience import DEADLINE_S, NEVER_S, slowed
+from machines.patience import DEADLINE_S, NEVER_S
 from machines.processes import read_parent, wait_until
 from machines.warm import WarmProcess
 from node_process import Nodes
@@ -262,12 +262,12 @@ def test_runs_of_two_launch_hosts_with_the_same_id(gpus: str) -> None:
         assert Run(gpus, "r").claim(0, since=SINCE + 1e-3) == ["r"]
 
 
-@pytest.mark.parametrize("how", ["closed", "silent", "guardian", "stopped", "taken"])
+@pytest.mark.parametrize("how", ["closed", "guardian", "stopped", "taken"])
 def test_what_becomes_of_a_claim_after_an_attempt(gpus: str, nodes: Nodes, tmp_path: Path, how: str) -> None:
     """It stays for the next attempt of the same run, for as long as the launcher is connected."""
     put_smi(tmp_path / "bin", tmp_path.name)
     node = nodes.start(env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
-    node.prepare(facts=True, pythons=[], silence_s=slowed(1.0) if how == "silent" else NEVER_S)
+    node.prepare(facts=True, pythons=[], silence_s=NEVER_S)
     gpu = node.wait_for(messages.FACTS)["gpus"][0]
     order = ClaimOrder("mine", None, SINCE, 1)
     node.send(messages.CLAIM, is_look=False, gpus=[0], **order.as_fields())

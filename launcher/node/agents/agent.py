@@ -60,8 +60,8 @@ class Agent:
     it could not connect for `redial_s`. `_exit_code` is None until it ends, and then never changes.
     """
 
-    def __init__(self, nonce: str, plant: dict[str, Any], *, is_task: bool = False) -> None:
-        """Begin to catch signals; plant: the first message; is_task: Slurm's step lasts as long as this process."""
+    def __init__(self, nonce: str, plant: dict[str, Any]) -> None:
+        """Begin to catch signals; plant: the first message."""
         self._nonce = nonce
         self._plant = plant
         self._silence_s: float = plant["silence_s"]
@@ -79,11 +79,11 @@ class Agent:
         self._link: Optional[ControllerLink] = None
         self._notice: Optional[Tuple[bytes, dict[str, Any]]] = None  # of --notify, if this agent is to run it
         self._has_answered = False
-        self._is_task = is_task
+        self._is_task = "indexes" in plant  # Slurm's step lasts as long as this process
         self._wake_read = workers.watch_signals()
         # A handler, unlike SIG_IGN, is not inherited by what is started here; it does nothing about the end of a login.
         # Slurm signals every process of a step: the supervisors act on it, and a task carries their last messages.
-        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, *proc.NOTICES, *[signal.SIGTERM] * is_task):
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, *proc.NOTICES, *[signal.SIGTERM] * self._is_task):
             signal.signal(number, lambda number, frame: None)
         if plant["is_after_go"]:
             self._leave_login()
@@ -291,9 +291,8 @@ def main(nonce: str, wait_s: int) -> NoReturn:
     if plant is None:
         os._exit(1)
     if "indexes" in plant:
-        os._exit(Agent(nonce, _become_task(plant), is_task=True).run())
-    lock = _take_lock(plant)
-    if lock is None:
+        plant = _become_task(plant)
+    elif not _take_lock(plant):
         _tell(messages.PRESENT, nonce)
         os._exit(0)
     os._exit(Agent(nonce, plant).run())
@@ -311,8 +310,8 @@ def _become_task(plant: dict[str, Any]) -> dict[str, Any]:
     return {**plant, **own, "redial_s": 0.0, "is_after_go": False}
 
 
-def _take_lock(plant: dict[str, Any]) -> Optional[socket.socket]:
-    """Return what one agent of an order can hold at a time, until its process is gone; None: another one has it.
+def _take_lock(plant: dict[str, Any]) -> bool:
+    """Take what one agent of an order can hold at a time, until its process is gone; tell whether none has it.
 
     That is an abstract socket, as of a claim. Two runs from two launch hosts may have one id; their certificates, of
     which `fingerprint` is the hash, differ. Without such sockets, the newer agent takes the place of the older one.
@@ -321,6 +320,6 @@ def _take_lock(plant: dict[str, Any]) -> Optional[socket.socket]:
     try:
         lock.bind("\0launch-agent-%s.%s.%d" % (plant["run"], plant["fingerprint"][:8], plant["index"]))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return None
-    return lock
+        return error.errno != errno.EADDRINUSE
+    lock.detach()  # it stays open
+    return True

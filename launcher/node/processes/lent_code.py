@@ -49,8 +49,7 @@ def start_python(
 ) -> tuple[workers.Child, int, int]:
     """Start a Python that has the archive; return it, where it answers, and where to write its order; raise OSError.
 
-    folder: for the archive, see `open_unnamed`; output_fds: its stdout and stderr; keepers_fd: closes when guardian and
-    supervisor are gone.
+    output_fds: its stdout and stderr; keepers_fd: closes when guardian and supervisor are gone.
     """
     passed = {entry.CODE_FD: open_code(folder)}
     try:
