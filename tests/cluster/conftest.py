@@ -1,4 +1,4 @@
-"""Eight hosts for all tests here, and after each test a look at what is left, before and after faults are undone."""
+"""Five hosts for all tests here, and after each test a look at what is left, before and after faults are undone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TORCH_CACHE = f"torchinductor_{getpass.getuser()}"  # torch makes it now and the
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """node1 to node8."""
+    """node1 to node5."""
     obstacle = find_obstacle()
     if obstacle:
         pytest.skip(obstacle)
-    with Cluster(tmp_path_factory.mktemp("cluster"), [f"node{number}" for number in range(1, 9)]) as running:
+    with Cluster(tmp_path_factory.mktemp("cluster"), [f"node{number}" for number in range(1, 6)]) as running:
         yield running
 
 

@@ -73,6 +73,7 @@ class Host:
     has_cable: bool = True
     _holder: subprocess.Popen[str] | None = None
     _namespace: str = "none"  # UTS: a container on the host has a PID namespace of its own
+    _has_rules: bool = False  # for packets
     _stopped: set[int] = field(default_factory=set)
     _mounts: list[str] = field(default_factory=list)
 
@@ -170,12 +171,12 @@ class Host:
     def block(self, port: int, *, is_silent: bool) -> None:
         """Block new connections to a TCP port: drop them silently, or send an ICMP error as firewalld does."""
         action = "blackhole" if is_silent else "prohibit"
-        assert self._holder is not None
-        configure_network(self._holder.pid, f"rule add pref 10 iif {self.interface} ipproto tcp dport {port} {action}")
+        self._add_rules(f"iif {self.interface} ipproto tcp dport {port} {action}")
 
     def refuse_peer(self, peer: Host) -> None:
         """Make another host unreachable from this one, with an immediate error."""
         assert self._holder is not None
+        self._has_rules = True
         configure_network(self._holder.pid, f"route add unreachable {peer.address}")
 
     def drop_from(self, other: Host) -> None:
@@ -189,6 +190,7 @@ class Host:
 
     def _add_rules(self, *rules: str) -> None:
         assert self._holder is not None
+        self._has_rules = True
         configure_network(self._holder.pid, *(f"rule add pref 10 {rule}" for rule in rules))
 
     def mount(self, target: str, *words: str) -> None:
@@ -233,8 +235,10 @@ class Host:
         if self._holder is None:
             self.power_on()
         self.thaw()
-        assert self._holder is not None
-        configure_network(self._holder.pid, "rule flush pref 10", "route flush type unreachable")
+        if self._has_rules:
+            assert self._holder is not None
+            configure_network(self._holder.pid, "rule flush pref 10", "route flush type unreachable")
+            self._has_rules = False
         if not self.has_cable:
             self.plug()
         while self._mounts:

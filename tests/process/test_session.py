@@ -124,22 +124,6 @@ def test_what_quiet_nodes_are_at_is_said_once(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_a_task_that_the_job_hangs_on_ends_the_waiting_when_it_fails() -> None:
-    async def fail() -> None:
-        raise OverflowError("no heartbeats any more")
-
-    async def run() -> None:
-        session = make_session()
-        task = session.watch(fail())
-        cancelled = session.watch(asyncio.sleep(60))
-        cancelled.cancel()
-        await session.pump(lambda: False, time.monotonic() + 60)
-        task.cancel()
-
-    with pytest.raises(OverflowError, match="no heartbeats any more"):
-        asyncio.run(run())
-
-
 def test_a_stop_is_waited_for_while_a_driver_frees_the_memory_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node says what is left only then, and after a second Ctrl-C as early as it can."""
     deadlines: list[float] = []
