@@ -69,8 +69,7 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     line = repetition.command_line(origin, repetition.hide_typed(typed.line))
     tell(f"launch: again run {found.id}, which {state}: {line}")
     first = str(origin.get("first") or found.id)
-    version = repetition.read_version(runs, found.id)
-    repeated = repetition.Repetition(found.id, first, origin, version, continues, listing)
+    repeated = repetition.Repetition(found.id, first, origin, continues, listing)
     sys.argv[1:] = typed.line  # run.json and the trainer name what was typed
     code: int = launch.main(typed.line, prog_name="launch", standalone_mode=False, obj=repeated)
     return code

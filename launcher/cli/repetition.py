@@ -34,7 +34,6 @@ from launcher.job.tree import NAME_CHARACTERS
 from launcher.job.variables import HIDDEN, hide_secrets, is_secret
 from launcher.output.output_streams import tell
 from launcher.transports.base import TransportSettings
-from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.runs.run_json import CodeVersion
@@ -54,7 +53,6 @@ class Repetition:
     run_id: str
     first_id: str  # of the runs that continue each other
     origin: Mapping[str, Any]
-    version: CodeVersion | None  # None: not known
     continues: bool  # the run has not succeeded
     listing: bytes | None = None  # of --same-code
 
@@ -387,14 +385,7 @@ def _describe_code(repetition: Repetition, job: Job) -> str:
         return f"the code is that of now ({job.tree.name}); run {run_id} {had}"
     if job.program.is_trainer:
         return "the built-in trainer is that of now"
-    had = f"; run {run_id} had {_describe_version(repetition.version)}" if repetition.version is not None else ""
-    return f"the code is what the hosts have now{had}{f' (launch fetch --code {run_id})' if had else ''}"
-
-
-def _describe_version(version: CodeVersion) -> str:
-    changed = (version.changed_files or 0) + (version.untracked_files or 0)
-    more = f" and {count(changed, 'changed file')}" if changed else ""
-    return f"commit {version.commit[:NAME_CHARACTERS]}{more}"
+    return f"the code is what the hosts have now; launch fetch --code {run_id} tells what run {run_id} had"
 
 
 def name_continued(job: Job) -> Job:
