@@ -18,15 +18,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.api.values import Line, make_error, read_error
 from launcher.cli.main import OWNER
+from launcher.cli.options.request import OPTIONS, Option
 from launcher.concurrency import start_thread
 from launcher.errors import EXIT_SIGNAL_BASE, LauncherError
-
-if TYPE_CHECKING:
-    from launcher.cli.options.request import Option
 
 MOST_BYTES = 32 << 20  # of lines that nobody has read yet
 _LINE_BYTES = 500  # that a line takes besides its text
@@ -260,8 +258,6 @@ def _switch(flag: str, option: Option | None, *, is_on: bool) -> Iterator[str]:
 
 
 def _find(flag: str) -> Option | None:
-    from launcher.cli.options.request import OPTIONS  # with click, which is imported in the child anyway
-
     return next((option for option in OPTIONS.values() if flag in option.opts), None)
 
 

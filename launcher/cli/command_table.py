@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import click
+import click
 
 # heading of the list -> name -> (module, and the name there unless that is `command`; one line for the list)
 GROUPS = {

@@ -29,7 +29,6 @@ from launcher.clock import iso_time, wall_clock
 from launcher.errors import EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, UsageError
 from launcher.job.facts import BoxClaim, GpuSample, GpuUse, HostSample, NodeFacts
 from launcher.node import messages
-from launcher.output.console import Console
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import Line, tell
 from launcher.runs.odd_gpus import INTERVAL_S, OddWatch, Samples
@@ -97,10 +96,8 @@ def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
 
 
 def _watch_hosts(request: Request, show: Show, *, once: bool) -> int:
-    async def watch(session: Session, console: Console) -> int:
-        return await watch_hosts(session, show=show, once=once)
-
-    return act_on_hosts("top", replace(request, as_json=False), watch)
+    request = replace(request, as_json=False)  # the console prints nothing but messages
+    return act_on_hosts("top", request, lambda session, _: watch_hosts(session, show, once=once))
 
 
 def _print_table(title: str) -> Show:
