@@ -127,7 +127,6 @@ class Screen:
 
     def __init__(self, title: str) -> None:
         self.title = title
-        self._now: RunNow | None = None
         self._live: Any = None
 
     @contextlib.contextmanager
@@ -143,23 +142,19 @@ class Screen:
             Live(screen=True, auto_refresh=False, console=console) as live,
         ):
             self._live = live
-            self._draw()
+            self.show(None)
             yield
 
-    def show(self, now: RunNow) -> None:
-        """Show what all hosts do."""
-        self._now = now
-        self._draw()
-
-    def _draw(self) -> None:
+    def show(self, now: RunNow | None) -> None:
+        """Show what all hosts do; None: not known yet."""
         from rich.text import Text
 
         columns, rows = self._live.console.size
         lines: list[Line] = []
-        if self._now is not None:
-            clock = time.strftime("%H:%M:%S", time.localtime(self._now.at))
-            title = ", ".join(filter(None, [self.title, self._now.doing or describe_size(self._now), clock]))
-            lines = draw(self._now, columns, rows - _LINES_BELOW, title)
+        if now is not None:
+            clock = time.strftime("%H:%M:%S", time.localtime(now.at))
+            title = ", ".join(filter(None, [self.title, now.doing or describe_size(now), clock]))
+            lines = draw(now, columns, rows - _LINES_BELOW, title)
         texts = [Text(line.text, style=_STYLES.get(line.style.name, "")) for line in lines]
         texts += [Text("waiting for the hosts")] if not lines else []
         texts += [Text("")] * (rows - _LINES_BELOW - len(texts))
