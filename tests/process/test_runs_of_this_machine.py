@@ -357,8 +357,11 @@ def test_attach_shows_hosts_that_come_later(machine: Machine, tmp_path: Path) ->
     assert (watching.wait(DEADLINE_S), running.wait(DEADLINE_S)) == (0, 0)
 
 
-def test_a_detached_run_that_fails_at_once_is_told_here(machine: Machine, tmp_path: Path) -> None:
-    done = machine.call("singlenode", "--detach", *RUN[1:], "exit 9", code=9)
+def test_a_detached_run_that_fails_at_once_is_told_here(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.7 50000 192.0.2.1 22")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
+    done = machine.call("singlenode", "--detach", "--restarts", "1", *RUN[1:], "exit 9", code=9)
+    assert "launch: a restart after you log out can't use the SSH agent of this login; " in done.stderr
     assert "launch: 0 processes left on 1 host, exit code 9 (launch report " in done.stderr
     assert machine.runs[0]["state"] == "failed"
 
