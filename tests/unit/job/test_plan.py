@@ -436,6 +436,8 @@ def test_the_record_hides_secrets():
     plan = plan_of(job, facts_of("gpu1"))
     record = describe_plan(plan)
     assert "hunter2" not in repr(record)
+    told = replace(plan.nodes[0], env={"HF_TOKEN": "hunter2"})
+    assert "hunter2" not in repr(describe_plan(replace(plan, nodes=(told,))))
     (node,) = record.pop("nodes")
     assert {name: record[name] for name in ("program", "world_size", "master_addr", "master_port")} == {
         "program": {"kind": "command", "target": "id", "args": ("-u",)},
