@@ -102,7 +102,7 @@ def srun_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _read_nodes(name: str, text: str) -> tuple[str, ...]:
     try:
-        return tuple(node for element in split_list(text) for node in expand_names(element))
+        return tuple(dict.fromkeys(node for element in split_list(text) for node in expand_names(element)))
     except UsageError as error:
         raise UsageError(f"{name}: {error.message}", error.fix) from None
 
