@@ -475,7 +475,7 @@ def test_one_address_that_works_is_enough(make_fleet: Callable[..., Fleet]) -> N
         closed_port = closed.getsockname()[1]
         closed.close()
         ports = [hangs.getsockname()[1], closed_port, other.port, fleet.port]
-        addresses = [("::1", fleet.port), *(("127.0.0.1", port) for port in ports[:3])]
+        addresses = [*(("127.0.0.1", port) for port in ports[:3]), ("::1", fleet.port)]
         planted = fleet.plant(
             "n1", addresses if socket.has_dualstack_ipv6() else [("127.0.0.1", port) for port in ports]
         )
