@@ -69,7 +69,8 @@ def command(*, words: tuple[str, ...], same_code: bool, dry_run: bool) -> int:
     line = repetition.command_line(origin, repetition.hide_typed(typed.line))
     tell(f"launch: again run {found.id}, which {state}: {line}")
     first = str(origin.get("first") or found.id)
-    repeated = repetition.Repetition(found.id, first, origin, continues, listing)
+    has_version = repetition.read_version(runs, found.id) is not None
+    repeated = repetition.Repetition(found.id, first, origin, continues, has_version, listing)
     sys.argv[1:] = typed.line  # run.json and the trainer name what was typed
     code: int = launch.main(typed.line, prog_name="launch", standalone_mode=False, obj=repeated)
     return code

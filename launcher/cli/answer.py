@@ -21,9 +21,7 @@ from typing import Any, NoReturn
 import click
 
 from launcher.concurrency import start_thread
-from launcher.controller import orders
 from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, LauncherError, UsageError
-from launcher.output.log_reader import LogFile
 from launcher.output.log_writer import TRANSCRIPT
 from launcher.output.output_streams import OutputStreams, describe_error, tell
 from launcher.runs.run_list import ListedRun, RunList, UnknownRunError
@@ -35,6 +33,8 @@ _ENDED = re.compile("launch: (finished in|stopped by) ")
 
 def main(nonce: str, wait_s: int) -> NoReturn:
     """Read one order from stdin, carry it out, and exit; wait_s: for the next bytes of the order."""
+    from launcher.controller import orders  # which a command that asks here can do without
+
     order, last_line = orders.take(wait_s)
     ending = ""
     try:
@@ -160,6 +160,8 @@ def conclude(run: ListedRun, *, prints: bool) -> int:
 
 def _find_end(run: ListedRun) -> list[str]:
     """Return the block about the failure, or how a run ended that succeeded or was stopped, and what follows that."""
+    from launcher.output.log_reader import LogFile
+
     lines = [line.text.decode("utf-8", "replace") for line in LogFile(run.folder / TRANSCRIPT, ()).read()]
     has_failed = run.end is not None and run.end.exit_code != 0 and not run.end.is_stopped
     begin = _FAILED if has_failed else _ENDED

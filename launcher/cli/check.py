@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,16 +22,14 @@ from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.activation import candidate_pythons
 from launcher.job.job import Job
-from launcher.output.console import Console
 from launcher.preflight.findings import PROBLEM, WARNING
 from launcher.preflight.summary import common_traits
-from launcher.runs import host_history
-from launcher.runs.inspection import Inspection, Inspector
-from launcher.runs.run_list import RunList
-from launcher.session.session import Session
-from launcher.session.settings import loader_pythons
-from launcher.sync.contents import Contents
 from launcher.wording import count, duration
+
+if TYPE_CHECKING:
+    from launcher.output.console import Console
+    from launcher.runs.inspection import Inspection
+    from launcher.session.session import Session
 
 _SENDS = "Send the code in DIR and check it there.  [default DIR: the repository]"
 
@@ -48,6 +46,12 @@ def command(*, request: Request) -> int:
     With SCRIPT, compare the script on all hosts too. The exit code is 0 if nothing would break a run. In a Slurm job,
     its hosts are the default.
     """
+    from launcher.runs import host_history  # a Tab and --help can do without what drives a run
+    from launcher.runs.inspection import Inspector
+    from launcher.runs.run_list import RunList
+    from launcher.session.settings import loader_pythons
+    from launcher.sync.contents import Contents
+
     hosts = read_hosts(request)
     job = add_tree(read_job(request, hosts), request)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,13 +22,13 @@ from launcher.hosts.unreachable import failure_lines
 from launcher.job.facts import Checks, RunFolder, RunProcess
 from launcher.job.variables import parse_settings
 from launcher.node import messages
-from launcher.output.console import Console
-from launcher.runs.report import left_lines
-from launcher.session.connection import Event
-from launcher.session.node_state import Census, NodeState
-from launcher.session.session import Session
-from launcher.session.signals import Interrupted
 from launcher.wording import count, size
+
+if TYPE_CHECKING:
+    from launcher.output.console import Console
+    from launcher.session.connection import Event
+    from launcher.session.node_state import Census, NodeState
+    from launcher.session.session import Session
 
 
 @click.command("clean", cls=Command, params=[
@@ -78,6 +78,8 @@ async def clean_runs(session: Session, say: Callable[[str], None], *, is_dry: bo
 
     At a signal before that, report which hosts have failed so far, and raise Interrupted.
     """
+    from launcher.session.signals import Interrupted
+
     timeout_s = 0.0
     with session.catch_signals():
         try:
@@ -154,6 +156,8 @@ def conclude(
     folders: Sequence[tuple[str, RunFolder]], kept: Sequence[str], *, is_dry: bool,
 ) -> Cleaning:  # fmt: skip
     """Return what became of these processes and directories; kept: lines about directories that are still there."""
+    from launcher.runs.report import left_lines
+
     if not folders and all(process.is_owned for _, process in runs):
         said = f"nothing is left behind on {count(len(census.left), 'host')}"
     elif is_dry:

@@ -9,7 +9,6 @@ import click
 from launcher.cli.options.command import Command, gather
 from launcher.cli.options.launcher_toml import CONFIG, current_directory
 from launcher.cli.options.request import OUTPUT, Option, Request
-from launcher.cli.runner import run_here
 from launcher.hosts.host import Host
 from launcher.job.activation import find_active_env
 from launcher.job.job import DEFAULT_PROGRAM, Job
@@ -33,6 +32,8 @@ def command(*, nodes: int, nproc: int, request: Request) -> int:
 
     Each host's processes are started as in a real run, but without SSH.
     """
+    from launcher.cli.runner import run_here  # which a Tab and --help can do without
+
     folder, environment = str(current_directory()), find_active_env(os.environ)
     job = Job(program=DEFAULT_PROGRAM, nproc=nproc, cpu=True, workdir=folder, active_env=environment)
     hosts = [Host(f"node{number}", address="127.0.0.1", source="demo") for number in range(1, nodes + 1)]

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,11 +21,12 @@ from launcher.errors import EXIT_FAILED, EXIT_SIGNAL_BASE, EXIT_UNREACHABLE, Hos
 from launcher.hosts.ranges import fold_names
 from launcher.hosts.unreachable import failure_lines
 from launcher.node import messages
-from launcher.output.console import Console
-from launcher.session.node_state import Census
-from launcher.session.session import SIGNALS, Session
-from launcher.session.signals import Interrupted, catch_signals, outlast_signals
 from launcher.wording import count
+
+if TYPE_CHECKING:
+    from launcher.output.console import Console
+    from launcher.session.node_state import Census
+    from launcher.session.session import Session
 
 
 @click.command("exec", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -45,6 +47,9 @@ def command(*, fold: bool, request: Request) -> int:
     Stdin is not sent to the hosts. The exit code is the first nonzero one in host order, or 69 if a host can't be
     reached or is lost and no command failed. In a Slurm job, its hosts are the default.
     """
+    from launcher.session.session import SIGNALS  # a Tab and --help can do without a session
+    from launcher.session.signals import catch_signals, outlast_signals
+
     if not request.words:
         raise UsageError("no command given", "write it after --: launch exec --hosts a,b -- uptime")
     if fold and request.as_json:
@@ -112,6 +117,8 @@ def command_argv(words: Sequence[str]) -> list[str]:
 
 async def execute(session: Session, argv: Sequence[str], workdir: str | None, say: Callable[[str], None]) -> Execution:
     """Run `argv` on every host at once, and wait for all of them."""
+    from launcher.session.signals import Interrupted
+
     start = messages.encode(
         messages.START,
         processes=[{"rank": 0, "argv": list(argv), "env": {}}],

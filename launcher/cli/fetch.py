@@ -31,6 +31,7 @@ from launcher.escapes import listed_names
 from launcher.hosts.host import Host
 from launcher.hosts.ranges import shown
 from launcher.output.output_streams import describe_error, tell
+from launcher.output.run_folder import SAMPLES
 from launcher.runs.run_list import LISTING, ListedRun, RemoteRun, RunList
 from launcher.session.settings import loader_pythons
 from launcher.sync.kept_code import read_listing, write_tree
@@ -38,7 +39,7 @@ from launcher.transports.base import Transport, TransportError
 from launcher.wording import count, size
 
 _MOST_LOG_BYTES = 64 << 30
-_LOGS = ("run.json", "launch.log", "node_*.log", "samples.jsonl", "stacks-*.txt", "files", "bisection")
+_LOGS = ("run.json", "launch.log", "node_*.log", SAMPLES, "stacks-*.txt", "files", "bisection")
 
 
 @click.command("fetch", cls=Command, params=[

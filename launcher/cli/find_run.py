@@ -15,7 +15,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,7 +23,6 @@ from launcher.cli.answer import ASK, answer, find_value
 from launcher.cli.host_choice import choose_opener
 from launcher.cli.repetition import read_typed, write_options
 from launcher.concurrency import start_thread
-from launcher.controller.remote_launcher import RemoteLauncher
 from launcher.errors import (
     EXIT_UNREACHABLE,
     HostFailure,
@@ -53,6 +52,9 @@ from launcher.runs.run_rows import RunRow, make_row, read_row
 from launcher.session.settings import loader_pythons
 from launcher.transports.base import Transport, TransportError, TransportSettings, failure_of
 from launcher.wording import age
+
+if TYPE_CHECKING:
+    from launcher.controller.remote_launcher import RemoteLauncher
 
 CONNECT_TIMEOUT_S = 10.0
 _AT_ONCE_S = 2.0  # for the next host to answer, before it is said who is waited for
@@ -366,6 +368,8 @@ def read_answer(data: bytes) -> list[RunRow]:
 
 def _prepare(way: Way) -> Callable[[], RemoteLauncher]:
     """Return what connects, which any thread may do."""
+    from launcher.controller.remote_launcher import RemoteLauncher  # most runs are controlled here
+
     transport, pythons = open_way(way), loader_pythons(way.python)
     return lambda: RemoteLauncher(transport, way.host, pythons, CONNECT_TIMEOUT_S)
 

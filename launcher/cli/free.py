@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,10 +20,12 @@ from launcher.hosts.ranges import fold_names, fold_numbers, split_list
 from launcher.hosts.unreachable import fold_failures
 from launcher.job.facts import BoxClaim, Gpu, GpuProcess, NodeFacts
 from launcher.node import messages
-from launcher.output.console import Console
 from launcher.preflight.claims import describe_claim
 from launcher.preflight.gpus import describe_processes, gigabytes, hidden_mib, users_of
-from launcher.session.session import Session
+
+if TYPE_CHECKING:
+    from launcher.output.console import Console
+    from launcher.session.session import Session
 
 _Row = tuple[str, str]  # what of a host, and who uses it
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from launcher.cli.host_choice import choose_opener, read_hosts
 from launcher.cli.options.request import Request
 from launcher.errors import EXIT_SIGNAL_BASE
 from launcher.hosts.host import Host
 from launcher.job.job import Timeouts
-from launcher.output.console import Console
-from launcher.output.output_streams import find_streams
-from launcher.runs.run_request import Opener
-from launcher.session.session import Session
-from launcher.session.settings import Settings, loader_pythons
-from launcher.session.signals import Interrupted
+
+if TYPE_CHECKING:
+    from launcher.output.console import Console
+    from launcher.runs.run_request import Opener
+    from launcher.session.session import Session
 
 
 def act_on_hosts(
@@ -31,6 +30,10 @@ def act_on_hosts(
     env: of what is started there; pythons: those that may run the helper. By default that is --python alone, or else
     the usual ones.
     """
+    from launcher.output.console import Console
+    from launcher.output.output_streams import find_streams
+    from launcher.session.settings import loader_pythons
+
     hosts = hosts or read_hosts(request)
     open_transport = choose_opener(request.reach, hosts, python=request.python)
     pythons = pythons or ((request.python,) if request.python else loader_pythons(None))
@@ -51,6 +54,12 @@ def hold_session(
 
     farewell: what is said after a signal.
     """
+    import asyncio  # a Tab and --help can do without a session
+
+    from launcher.session.session import Session
+    from launcher.session.settings import Settings
+    from launcher.session.signals import Interrupted
+
     # Such as `check-20261120-091233-1f3a`, in place of a run's id: two may begin in one second.
     name = f"{purpose}-{datetime.now():%Y%m%d-%H%M%S}-{token_hex(2)}"
 

@@ -23,7 +23,6 @@ from launcher.cli.options.request import (
     Option,
     Request,
 )
-from launcher.cli.runner import run_here
 from launcher.errors import UsageError
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's own: every node must name the same
@@ -50,6 +49,8 @@ def command(*, nnodes: int, node_rank: int, request: Request) -> int:
 
     Pass the same --nnodes, --master-addr and --master-port on every host, and the same --gpus or --nproc.
     """
+    from launcher.cli.runner import run_here  # which a Tab and --help can do without
+
     if not request.master_addr:
         raise UsageError("--master-addr needs an address, got ''")
     if node_rank >= nnodes:

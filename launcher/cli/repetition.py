@@ -54,6 +54,7 @@ class Repetition:
     first_id: str  # of the runs that continue each other
     origin: Mapping[str, Any]
     continues: bool  # the run has not succeeded
+    has_version: bool  # the commit of its code is kept
     listing: bytes | None = None  # of --same-code
 
 
@@ -385,7 +386,8 @@ def _describe_code(repetition: Repetition, job: Job) -> str:
         return f"the code is that of now ({job.tree.name}); run {run_id} {had}"
     if job.program.is_trainer:
         return "the built-in trainer is that of now"
-    return f"the code is what the hosts have now; launch fetch --code {run_id} tells what run {run_id} had"
+    hint = f"; launch fetch --code {run_id} tells what run {run_id} had" if repetition.has_version else ""
+    return f"the code is what the hosts have now{hint}"
 
 
 def name_continued(job: Job) -> Job:

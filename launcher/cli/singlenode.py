@@ -22,7 +22,6 @@ from launcher.cli.options.request import (
     Request,
 )
 from launcher.cli.repetition import tell_changes
-from launcher.cli.runner import run_here
 
 
 @click.command("singlenode", cls=Command, context_settings={"allow_interspersed_args": False}, params=[
@@ -34,6 +33,8 @@ def command(*, request: Request) -> int:
 
     Logs, exit codes and the way to stop it are the same as on several hosts. Without SCRIPT, the built-in trainer runs.
     """
+    from launcher.cli.runner import run_here  # which a Tab and --help can do without
+
     hosts = [name_this_machine()]
     job = read_job(request, hosts)
     tell_changes(hosts, job)

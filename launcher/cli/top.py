@@ -13,14 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.answer import is_running
 from launcher.cli.find_run import find_active_run, find_run, read_samples
-from launcher.cli.free import look
-from launcher.cli.host_session import act_on_hosts
 from launcher.cli.options.command import Command, gather, is_on_command_line
 from launcher.cli.options.launcher_toml import CONFIG
 from launcher.cli.options.request import AS_JSON, HELPER_PYTHON, HOSTS, LIFE, NAME_HOSTS, REACH, RUN, Option, Request
@@ -31,12 +29,14 @@ from launcher.job.facts import BoxClaim, GpuSample, GpuUse, HostSample, NodeFact
 from launcher.node import messages
 from launcher.output.lines import STDERR
 from launcher.output.output_streams import Line, tell
+from launcher.output.run_folder import SAMPLES
 from launcher.runs.odd_gpus import INTERVAL_S, OddWatch, Samples
 from launcher.runs.run_list import ListedRun, RemoteRun
 from launcher.runs.run_state import Activity
-from launcher.runs.samples import FILE
-from launcher.session.connection import Event
-from launcher.session.session import Session
+
+if TYPE_CHECKING:
+    from launcher.session.connection import Event
+    from launcher.session.session import Session
 
 PERIOD_S = 2.0
 _CLAIMS_S = 10.0  # between two looks for claims
@@ -97,6 +97,8 @@ def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
 
 def _watch_hosts(request: Request, show: Show, *, once: bool) -> int:
     request = replace(request, as_json=False)  # the console prints nothing but messages
+    from launcher.cli.host_session import act_on_hosts
+
     return act_on_hosts("top", request, lambda session, _: watch_hosts(session, show, once=once))
 
 
@@ -266,6 +268,8 @@ def find_users(facts: NodeFacts | None, claims: Sequence[BoxClaim], uses: Sequen
 
 async def watch_hosts(session: Session, show: Show, *, once: bool) -> int:
     """Show what the hosts do until a signal comes, or once; return the exit code: not 0 if a host can't be reached."""
+    from launcher.cli.free import look
+
     watch = HostWatch(session)
     period_s = 1.0 if once else PERIOD_S
     async with session.asking():
@@ -292,7 +296,7 @@ async def watch_hosts(session: Session, show: Show, *, once: bool) -> int:
 
 def watch_run(run: ListedRun) -> Iterator[RunNow]:
     """Yield what the hosts of a run do, whenever its samples have something new, until it ends; else what it does."""
-    path, hosts, odd = run.folder / FILE, dict[str, HostNow](), dict[str, list[str]]()
+    path, hosts, odd = run.folder / SAMPLES, dict[str, HostNow](), dict[str, list[str]]()
     position, told = -1, ""
     began_at = wall_clock()
     while is_running(run):

@@ -6,15 +6,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from textwrap import wrap
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from launcher.forms import AS_ROW, FormError, Most, Within, load_json, reader_of
 from launcher.hosts.ranges import fold_names, fold_numbers
 from launcher.job.facts import FAULTS, GpuSample, HostSample, describe_reasons
 from launcher.node import messages
 from launcher.output.output_streams import Line, Style
-from launcher.session.connection import Event
 from launcher.wording import count, duration, fold_ranks
+
+if TYPE_CHECKING:
+    from launcher.session.connection import Event
 
 _HEADS = ("HOST", "GPU", "UTIL %", "MEM GiB", "POWER W", "TEMP C", "SM MHz", "HELD BY")  # and ranks or users
 _RIGHT = (2, 3, 4, 5, 6)  # the columns with numbers
@@ -35,7 +37,7 @@ class HostNow:
     ranks: Mapping[str, Annotated[int, Within(0, 1e7)]] = field(default_factory=dict)  # by the number of their GPU
     users: Mapping[str, str] = field(default_factory=dict)  # of each GPU: `ann's nightly`, `python (bob)`; not of a run
 
-    def after(self, event: Event, gpus: tuple[GpuSample, ...]) -> "HostNow":
+    def after(self, event: "Event", gpus: tuple[GpuSample, ...]) -> "HostNow":
         """Return what the host does after a SAMPLED; gpus: those of it that count.
 
         If what reads its GPUs hangs, that is what it told last.

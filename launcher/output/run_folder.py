@@ -19,6 +19,7 @@ from launcher.output.write_queue import StalledError, WriteQueue
 from launcher.private_files import make_private, replace_private, write_private
 
 Complaint = Callable[[Path, OSError], None]
+SAMPLES = "samples.jsonl"  # what the GPUs of a run did
 _RUN_ID = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -16,14 +16,14 @@ from launcher.job.facts import NodeFacts
 from launcher.job.plan import LaunchPlan
 from launcher.output.console import Console
 from launcher.output.output_streams import Style
-from launcher.output.run_folder import RunRecord
+from launcher.output.run_folder import SAMPLES, RunRecord
 from launcher.private_files import open_private
 from launcher.runs.odd_gpus import INTERVAL_S, HostInterval, Oddity, OddWatch, Samples
 from launcher.session.session import Session
 
 PERIOD_S = 5.0  # between two samples of a host
-FILE = "samples.jsonl"
 _LINE_BYTES = 1000
+_MOST_WAITING_BYTES = 1 << 20
 _MOST_SAID = 10  # things that stand out, at once
 
 
@@ -39,7 +39,7 @@ class RunSamples:
         facts: of the hosts of the plan, in its order.
         """
         self._session = session
-        self._path = record.folder / FILE
+        self._path = record.folder / SAMPLES
         self._disk = record.disk
         self._run = {"run": record.run_id, "name": record.name}
         self._named = named
@@ -81,7 +81,8 @@ class RunSamples:
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._tick)
         lines = self._end_interval()
-        self._disk.put(lambda: self._write(lines), len(lines) * _LINE_BYTES)  # dropped while a disk hangs
+        if self._disk.waiting_bytes < _MOST_WAITING_BYTES:  # while a disk hangs, the room is for the logs
+            self._disk.put(lambda: self._write(lines), len(lines) * _LINE_BYTES, is_kept=True)
 
     def _end_interval(self) -> list[dict[str, Any]]:
         """Compare what all hosts did, say what newly stands out, and return what is to be kept."""

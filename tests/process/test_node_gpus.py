@@ -199,6 +199,12 @@ def test_two_queries_that_hang_are_cut_together(
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
+def test_a_rocm_smi_that_hangs(fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "TOOL_TIMEOUT_S", 0.05)
+    fake("rocm-smi", "exec sleep 300")
+    assert query() == ([], "rocm-smi gave no answer in 0 s")
+
+
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand for NVIDIA's driver."""
@@ -274,10 +280,10 @@ def test_ten_cards_stand_in_the_order_of_their_numbers(fake: Callable[[str, str]
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("true", "rocm-smi listed none"),
-        ("echo 'cat: /sys/module/amdgpu/initstate: No such file or directory'; exit 1", "rocm-smi listed none"),
+        ("true", "rocm-smi lists none"),
+        ("echo 'cat: /sys/module/amdgpu/initstate: No such file or directory'; exit 1", "rocm-smi lists none"),
         ("echo 'ERROR: GPU[0] : driver not initialized' >&2; exit 2", "ERROR: GPU[0] : driver not initialized"),
-        (say('{"card0": "none"}'), "rocm-smi listed none"),
+        (say('{"card0": "none"}'), "rocm-smi lists none"),
     ],
 )
 def test_a_rocm_smi_without_cards(fake: Callable[[str, str], None], script: str, error: str) -> None:

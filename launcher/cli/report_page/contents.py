@@ -16,11 +16,11 @@ from typing import Annotated, Any
 from launcher.cli.report_page.plots import MOST_LINES, Line, Plot, TimeRange, Values, find_numbers
 from launcher.forms import FormError, Most, SentAs, Within, load_json, reader_of
 from launcher.output.log_reader import Choice, RunLogs
+from launcher.output.run_folder import SAMPLES
 from launcher.runs.run_json import RunJson
 from launcher.runs.run_list import ListedRun
 from launcher.runs.run_rows import make_row
 from launcher.runs.run_state import Activity
-from launcher.runs.samples import FILE
 from launcher.wording import count
 
 _READ_BYTES = 64_000_000  # of the end of rank 0's log
@@ -126,8 +126,8 @@ def read_samples(folder: Path) -> tuple[list[Sample], list[SampleFinding]]:
     """Return what samples.jsonl has of both; a line that has another form is left out, as a host may have sent it."""
     samples: list[Sample] = []
     findings: list[SampleFinding] = []
-    with suppress(OSError), (folder / FILE).open("rb") as file:  # a run without samples, or an older one
-        share = _SAMPLE_BYTES / max(1, (folder / FILE).stat().st_size)
+    with suppress(OSError), (folder / SAMPLES).open("rb") as file:  # a run without samples, or an older one
+        share = _SAMPLE_BYTES / max(1, (folder / SAMPLES).stat().st_size)
         chance = random.Random(0)  # not every n-th line: hosts take turns
         while line := file.readline(_MOST_LINE_BYTES):
             with suppress(FormError):

@@ -148,8 +148,10 @@ def _query_amd() -> dict[str, Any]:
     if tool is None:
         return {"gpus": [], "gpu_error": messages.NO_GPU_TOOL}
     answer = _finish(tool, TOOL_TIMEOUT_S)
+    if answer.code is None:
+        return {"gpus": [], "gpu_error": "rocm-smi gave no answer in %d s" % TOOL_TIMEOUT_S}
     gpus = _parse_amd(answer.lines)
-    return {"gpus": gpus, "gpu_error": None if gpus else [*answer.complaints, "rocm-smi listed none"][0]}
+    return {"gpus": gpus, "gpu_error": None if gpus else [*answer.complaints, "rocm-smi lists none"][0]}
 
 
 def _parse_amd(lines: list[str]) -> list[dict[str, Any]]:
