@@ -78,9 +78,13 @@ def keep_trying(
     reported: LoginError | None = None
     try_s = _BOOT_TRY_S if may_boot else limit_s
     while True:
+        asked_at = time.monotonic()
         try:
             with queue.slot():
-                deadline = deadline or time.monotonic() + limit_s
+                if deadline is None:
+                    deadline = time.monotonic() + limit_s
+                elif reported is not None and reported.failure.kind is HostFailureKind.DROPPED:
+                    deadline += time.monotonic() - asked_at  # of many hosts behind one, each waits for the others
                 return log_in(min(try_s, max(0.1, deadline - time.monotonic())))
         except LoginError as error:
             # The deadline cuts the last try short: the answer to an earlier one says more than its time-out.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import pytest
 from machines.patience import DEADLINE_S
@@ -81,6 +83,36 @@ def test_the_wait_has_an_end():
     with pytest.raises(TransportError) as caught:
         log_in(Logins(*[REFUSED] * 1000), limit_s=0.3, may_boot=True)
     assert caught.value.failure.kind is HostFailureKind.REFUSED
+
+
+class Busy(LoginQueue):
+    """Takes a minute until a slot is free; it is the clock, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[None]:
+        self.sleep(60)
+        with super().slot():
+            yield
+
+
+@pytest.mark.parametrize(("reason", "tries"), [(DROPPED, 3), (REFUSED, 2)], ids=["dropped", "down"])
+def test_many_that_were_dropped_wait_for_each_other(monkeypatch, reason, tries):
+    """The wait for a slot is none for the host, unless that may be down: then each would cost its limit."""
+    queue, logging_in = Busy(), Logins(reason, reason)
+    monkeypatch.setattr(logins, "time", queue)
+    with contextlib.nullcontext() if reason is DROPPED else pytest.raises(TransportError):
+        log_in(logging_in, limit_s=10, may_boot=True, queue=queue)
+    assert len(logging_in.allowed_s) == tries
 
 
 def test_one_try_on_a_host_that_may_be_booting_is_short():
