@@ -109,7 +109,8 @@ class Busy(LoginQueue):
 def test_many_that_were_dropped_wait_for_each_other(monkeypatch, reason, tries):
     """The wait for a slot is none for the host, unless that may be down: then each would cost its limit."""
     queue, logging_in = Busy(), Logins(reason, reason)
-    monkeypatch.setattr(logins, "time", queue)
+    monkeypatch.setattr(logins.time, "monotonic", queue.monotonic)
+    monkeypatch.setattr(logins.time, "sleep", queue.sleep)
     with contextlib.nullcontext() if reason is DROPPED else pytest.raises(TransportError):
         log_in(logging_in, limit_s=10, may_boot=True, queue=queue)
     assert len(logging_in.allowed_s) == tries
