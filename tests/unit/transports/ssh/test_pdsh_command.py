@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from machines.processes import wait_until
 
 from launcher.hosts.host import Host
 from launcher.transports.base import TransportSettings
@@ -44,10 +45,11 @@ def test_a_socket_s_path_is_short_enough_for_every_system(monkeypatch: pytest.Mo
 def test_options_for_ssh_are_those_of_launch_alone(tmp_path: Path) -> None:
     """As letters, those that forward something or keep ssh quiet would win over the others."""
     pdsh = tmp_path / "pdsh"
-    pdsh.write_text(f"#!/bin/sh\nenv >{tmp_path}/env\n")
+    pdsh.write_text(f"#!/bin/sh\nenv >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/env\n")
     pdsh.chmod(0o755)
     variables = {**os.environ, "PDSH_SSH_ARGS": "-A -l%u %h", "PDSH_SSH_ARGS_APPEND": "-q"}
     call = Pdsh(str(pdsh), [Host("a")], TransportSettings(variables=variables)).log_in([Host("a")], 5.0)
+    assert wait_until((tmp_path / "env").exists)  # the end stops a pdsh that has only just begun
     call.end_and_wait()
     call.process.stdout.close()
     said = [line for line in (tmp_path / "env").read_text().splitlines() if line.startswith("PDSH_SSH_ARGS")]
