@@ -96,9 +96,9 @@ def _watch_run(found: ListedRun | RemoteRun, show: Show, *, once: bool) -> int:
 
 
 def _watch_hosts(request: Request, show: Show, *, once: bool) -> int:
-    request = replace(request, as_json=False)  # the console prints nothing but messages
     from launcher.cli.host_session import act_on_hosts
 
+    request = replace(request, as_json=False)  # the console prints nothing but messages
     return act_on_hosts("top", request, lambda session, _: watch_hosts(session, show, once=once))
 
 

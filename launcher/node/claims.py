@@ -39,7 +39,6 @@ from launcher.node.send_queue import SendQueue
 Name = Tuple[str, int]  # the key of what is claimed, "" for the queue, and a number
 Words = Dict[str, Any]
 
-
 _SHARES = 8  # numbers of a GPU: so many runs may use it
 _MOST_PLACES = 128  # that are looked at
 _NAMES = "/proc/net/unix"  # all sockets of this network namespace
@@ -340,9 +339,8 @@ class ClaimHolder:
         claims = self._read(answers)
         rivals = self._find_rivals(claims)
         if not rivals:  # somebody may have bound a name and not listen
-            own = {
-                part for claim in claims if claim.owner == self._owner for part in claim.parts
-            }  # of its last attempt
+            # What its last attempt holds is its own.
+            own = {part for claim in claims if claim.owner == self._owner for part in claim.parts}
             busy = frozenset(part for part in self._words["parts"] if part not in own and not _is_free((part, 0)))
             rivals = [Claim(None, busy)] if busy else []
         shown = [(claim.uid, claim.run, claim.is_waiting) for claim in rivals]

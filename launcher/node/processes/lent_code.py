@@ -57,7 +57,12 @@ def start_python(
         passed[entry.ORDER_FD], order_write = workers.make_channel()
         answer_read, passed[entry.ANSWER_FD] = os.pipe()
         fds = {**passed, 1: output_fds[0], 2: output_fds[1], entry.KEEPERS_FD: keepers_fd}
-        return workers.spawn(argv, env, cwd, fds, proc.HOLD), answer_read, order_write
+        try:
+            return workers.spawn(argv, env, cwd, fds, proc.HOLD), answer_read, order_write
+        except OSError:  # there may be no room for another process
+            os.close(answer_read)
+            os.close(order_write)
+            raise
     finally:
         for fd in passed.values():
             os.close(fd)
